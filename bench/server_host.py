@@ -56,10 +56,10 @@ from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
 from rjax.serve.api.app import build_app
 from rjax.serve.config.addresses import bind
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.server import Server
 from rjax.serve.http.starting_app import StartingApp
 from rjax.serve.loading.service_builder import make_service
-from rjax.serve.protocol.responses import model_card
 from rjax.tokenization import Tokenizer
 
 _SHARED, _UNIQUE = 2048, 64
@@ -179,9 +179,9 @@ def _open_channel(settings: dict[str, Any]) -> EngineChannel:
 def _serve(settings: dict[str, Any], pipe: Any) -> None:
     """Serve in this process: sends the port, and the threads' CPU times whenever it is asked."""
     channel = _open_channel(settings)
-    service = make_service(channel, model="bench")
-    card = model_card(service.model, service.root, service.created, None)
-    app = StartingApp([card], keys=service.keys, limits=service.limits, http=service.http)
+    config = ServeConfig(model="bench")
+    service = make_service(channel, config)
+    app = StartingApp(config)
     listener = bind("127.0.0.1", 0)
 
     def ready() -> None:

@@ -22,10 +22,8 @@ from rjax.replicas.gateway_metrics import GatewayMetrics
 from rjax.replicas.loopback import prepare_local_cluster
 from rjax.replicas.replica import Replica, ReplicaSettings
 from rjax.replicas.replica_request import Messages, ReplicaRequest
-from rjax.serve.config.http_options import HttpOptions
-from rjax.serve.config.limits import ServeLimits
 from rjax.serve.config.replica_options import ReplicaOptions
-from rjax.serve.http.auth import KeyRing
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.protocol.errors import ApiError
 
 APPLICATION = "rjax"
@@ -50,17 +48,13 @@ class FleetSettings:
     Attributes:
         replica: of every replica.
         options: number, placement and routing of the replicas.
-        model: served model name.
-        keys, limits, http: of the server.
+        serve: configuration of the server.
         drain_seconds: for the requests of a replica that ends.
     """
 
     replica: ReplicaSettings
     options: ReplicaOptions
-    model: str
-    keys: KeyRing
-    limits: ServeLimits
-    http: HttpOptions
+    serve: ServeConfig
     drain_seconds: float
 
 
@@ -114,10 +108,8 @@ class Fleet:
         settings = self._settings
         self._gateway = Gateway(
             self,
-            keys=settings.keys,
-            limits=settings.limits,
-            http=settings.http,
-            metrics=GatewayMetrics(settings.model),
+            serve=settings.serve,
+            metrics=GatewayMetrics(settings.serve.model),
         )
         self._num_running = self._count_running()
         return self, self._gateway
@@ -165,7 +157,7 @@ class Fleet:
         deployment: Any = serve.deployment(
             Replica,
             name="Replica",
-            max_ongoing_requests=settings.limits.connections,
+            max_ongoing_requests=settings.serve.limits.connections,
             ray_actor_options={"num_cpus": 0, "num_gpus": self._gpus},
             request_router_config=RequestRouterConfig(
                 request_router_class=_ROUTER_CLASSES.get(router, router),

@@ -13,7 +13,7 @@ from rjax.replicas.fleet import Fleet, FleetSettings
 from rjax.replicas.replica import ReplicaSettings
 from rjax.serve.config.http_options import HttpOptions
 from rjax.serve.config.replica_options import ReplicaOptions
-from rjax.serve.http.auth import KeyRing
+from rjax.serve.config.serve_config import ServeConfig
 
 
 class FleetLoader:
@@ -22,10 +22,7 @@ class FleetLoader:
     Args:
         config: of every engine.
         prefix_files: paths of prefix files by prefix name.
-        service: arguments of `rjax.serve.loading.service_builder.make_service`, without keys and
-            http.
-        keys: accepted API keys.
-        http: options for proxies and browsers.
+        serve: configuration of the server.
         options: of the replicas.
         drain_seconds: for the requests of a replica that ends.
         access_log, http_level: of the logs.
@@ -36,10 +33,8 @@ class FleetLoader:
         self,
         config: EngineConfig,
         prefix_files: Mapping[str, str],
-        service: Mapping[str, Any],
+        serve: ServeConfig,
         *,
-        keys: list[str],
-        http: HttpOptions,
         options: ReplicaOptions,
         drain_seconds: float,
         access_log: bool,
@@ -49,8 +44,7 @@ class FleetLoader:
         replica = ReplicaSettings(
             config=_with_absolute_paths(config),
             prefix_files={name: str(Path(path).resolve()) for name, path in prefix_files.items()},
-            keys=tuple(keys),
-            service={**service, "http": _without_origins(http)},
+            serve=dataclasses.replace(serve, http=_without_origins(serve.http)),
             loopback=options.loopback,
             access_log=access_log,
             http_level=http_level,
@@ -60,15 +54,12 @@ class FleetLoader:
             FleetSettings(
                 replica=replica,
                 options=options,
-                model=service["model"],
-                keys=KeyRing(keys),
-                limits=service["limits"],
-                http=http,
+                serve=serve,
                 drain_seconds=drain_seconds,
             )
         )
         self._facts = {
-            "model": service["root"],
+            "model": serve.own_name,
             "replicas": str(options.replicas)
             + (
                 ""

@@ -16,8 +16,7 @@ from rjax.replicas.gateway_metrics import GatewayMetrics
 from rjax.replicas.merged_metrics import merge_expositions
 from rjax.replicas.prefix_blocks import prefix_blocks
 from rjax.replicas.replica_request import Messages, ReplicaRequest, plain_scope
-from rjax.serve.config.http_options import HttpOptions
-from rjax.serve.config.limits import ServeLimits
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.auth import KeyRing
 from rjax.serve.http.disconnect import wait_for_disconnect
 from rjax.serve.http.request_limits import RequestLimitsMiddleware
@@ -70,7 +69,7 @@ class Gateway:
 
     Args:
         replicas: to send to.
-        keys, limits, http: of the server.
+        serve: configuration of the server.
         metrics: of this gateway.
 
     Attributes:
@@ -82,17 +81,15 @@ class Gateway:
         self,
         replicas: Replicas,
         *,
-        keys: KeyRing,
-        limits: ServeLimits,
-        http: HttpOptions,
+        serve: ServeConfig,
         metrics: GatewayMetrics,
     ) -> None:
         self.num_live = 0
         self.draining = False
         self._replicas = replicas
-        self._keys = keys
-        self._limits = limits
-        self._http = http
+        self._keys = KeyRing(serve.keys)
+        self._limits = limits = serve.limits
+        self._http = http = serve.http
         self._metrics = metrics
         self._large_bodies = asyncio.Semaphore(1)
         self._idle = asyncio.Event()
@@ -101,7 +98,7 @@ class Gateway:
         self._app: ASGIApp = RequestLimitsMiddleware(
             self._answer,
             limits,
-            keys,
+            self._keys,
             rejected=metrics.rejected,
             health_paths=http.health_paths,
             page_paths=http.page_paths,

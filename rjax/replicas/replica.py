@@ -17,7 +17,7 @@ from rjax.replicas.asgi_call import call_app
 from rjax.replicas.loopback import bind_replica_to_loopback
 from rjax.replicas.replica_request import Messages, ReplicaRequest
 from rjax.serve.api.service import Service
-from rjax.serve.http.auth import KeyRing
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.loading.service_loader import ServiceLoader
 from rjax.serve.telemetry.logs import set_up_logs
 
@@ -31,8 +31,7 @@ class ReplicaSettings:
     Attributes:
         config: of the engine, with absolute paths.
         prefix_files: paths of prefix files by prefix name.
-        keys: accepted API keys.
-        service: further arguments of `rjax.serve.loading.service_builder.make_service`.
+        serve: configuration of its app.
         loopback: listen on this machine only.
         stats_seconds: interval of the throughput in the log; None never.
         access_log, http_level: of `rjax.serve.telemetry.logs.set_up_logs`.
@@ -40,8 +39,7 @@ class ReplicaSettings:
 
     config: EngineConfig
     prefix_files: Mapping[str, str]
-    keys: tuple[str, ...]
-    service: Mapping[str, Any]
+    serve: ServeConfig
     loopback: bool
     stats_seconds: float | None
     access_log: bool
@@ -67,7 +65,7 @@ class Replica:
         loader = ServiceLoader(
             _with_event_rank(settings.config, serve.get_replica_context().rank.rank),
             settings.prefix_files,
-            {**settings.service, "keys": KeyRing(list(settings.keys)), "replica_tag": self._tag},
+            dataclasses.replace(settings.serve, replica_tag=self._tag),
             engine_process=False,
         )
         self._service: Service

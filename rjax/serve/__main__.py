@@ -7,16 +7,15 @@ if __name__ == "__main__":  # before all imports, so that Ctrl-C works during th
 
 import argparse
 import asyncio
+import dataclasses
 import functools
 import logging
-import pathlib
 import signal
 import sys
 import time
 from collections.abc import Sequence
 
 from rjax.cli.arguments import given_engine_options
-from rjax.cli.bundled import BUNDLED_NAME
 from rjax.cli.errors import parse_and_run
 from rjax.cli.exit_status import FAILED
 from rjax.cli.process import end_soon
@@ -49,9 +48,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             f"--drain-seconds is {arguments.drain_seconds}; give 0 to 86400 seconds"
         )
     address = command_line.address(arguments)
-    keys = command_line.api_keys(arguments)
-    http = command_line.http_options(arguments)
-    tool_format = command_line.tool_format(arguments)
+    serve = command_line.serve_config(arguments, limits)
     options = given_engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
@@ -65,7 +62,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         from rjax.serve.http.server import Server, set_ulimit
         from rjax.serve.http.starting_app import StartingApp
         from rjax.serve.loading.service_loader import ServiceLoader
-        from rjax.serve.protocol.responses import model_card
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
             f"the server needs {error.name}, which is not installed; install rjax[serve]"
@@ -73,45 +69,31 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     set_ulimit(limits)
     # Detect all invalid options, and an address in use, before clients can connect.
-    check_root_path(http.root_path)
-    key_ring = KeyRing(keys)
+    check_root_path(serve.http.root_path)
+    num_short = KeyRing(serve.keys).num_short
     prefix_files = command_line.prefix_files(arguments, limits)
     config = EngineConfig.from_options(options)
-    root = _name(options.get("model"))
-    model, *aliases = command_line.served_names(arguments, root)
     with address.bound() as listener:
-        if not keys and not address.is_private:
+        if not serve.keys and not address.is_private:
             print(
                 f"{NAME}: warning: anyone who reaches {arguments.host} may use this server; give "
                 "--api-key-file",
                 file=sys.stderr,
             )
-        if key_ring.num_short:
+        if num_short:
             print(
-                f"{NAME}: warning: {key_ring.num_short} of the API keys can be guessed; give keys "
+                f"{NAME}: warning: {num_short} of the API keys can be guessed; give keys "
                 "of at least 16 random characters",
                 file=sys.stderr,
             )
         api = address.api(listener)
-        created = int(time.time())
-        service_options = {
-            "model": model,
-            "aliases": tuple(aliases),
-            "root": root,
-            "created": created,
-            "limits": limits,
-            "tool_format": tool_format,
-            "strict_fields": arguments.strict_fields,
-            "reasoning_parser": arguments.reasoning_parser,
-            "literal_json_schemas": arguments.literal_json_schemas,
-            "return_tokens_as_token_ids": arguments.return_tokens_as_token_ids,
-        }
+        serve = dataclasses.replace(serve, created=int(time.time()))
         stats_seconds = None if arguments.disable_log_stats else _STATS_SECONDS
         if replicas is None:
             loader = ServiceLoader(
                 config,
                 prefix_files,
-                {**service_options, "keys": key_ring, "http": http},
+                serve,
                 engine_process=not arguments.disable_frontend_multiprocessing,
             )
         else:
@@ -120,9 +102,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             loader = FleetLoader(
                 config,
                 prefix_files,
-                service_options,
-                keys=keys,
-                http=http,
+                serve,
                 options=replicas,
                 drain_seconds=arguments.drain_seconds,
                 access_log=arguments.access_log,
@@ -130,17 +110,14 @@ def _serve(arguments: argparse.Namespace) -> int:
                 stats_seconds=stats_seconds,
             )
         app = StartingApp(
-            [model_card(name, root, created, None) for name in (model, *aliases)],
-            keys=key_ring,
-            limits=limits,
-            http=http,
+            serve,
             early_requests=arguments.early_requests,
             progress=loader.progress,
         )
 
         def ready() -> None:
             print("\n".join(loader.summary({"address": api})), file=sys.stderr)
-            print(f"{model} on {api}", flush=True)
+            print(f"{serve.model} on {api}", flush=True)
 
         server = Server(
             app,
@@ -169,10 +146,3 @@ def _end_by_signal(sig: int) -> None:
     sys.stdout.flush()
     signal.signal(sig, signal.SIG_DFL)
     signal.raise_signal(sig)
-
-
-def _name(model: str | None) -> str:
-    if model is None:
-        return BUNDLED_NAME
-    path = pathlib.Path(model)
-    return path.resolve().name if path.exists() else model

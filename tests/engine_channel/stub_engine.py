@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,7 @@ class StubEngine(Engine):
 
     tokenizer = None
 
-    class model_config:  # noqa: N801 - as of an engine
-        vocab_size = 100
+    model_config = types.SimpleNamespace(vocab_size=100)
 
     def __init__(self, folder: str, start: str = "", step_seconds: float = 0.0) -> None:
         if start == "config":

@@ -9,6 +9,7 @@ import transformers
 
 from rjax.errors import InvalidConfigError
 from rjax.llm import LLM
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.loading.service_builder import make_service
 from rjax.tokenization import Tokenizer
 
@@ -94,7 +95,7 @@ def test_llm_takes_it_and_gives_it_back(tiny_folder: pathlib.Path, folder: pathl
     with LLM(str(tiny_folder), tokenizer=given, **TINY_OPTIONS) as llm:
         assert llm.get_tokenizer() is given
         with pytest.raises(InvalidConfigError, match="save_pretrained"):
-            make_service(llm.engine, model="tiny")
+            make_service(llm.engine, ServeConfig(model="tiny"))
     with pytest.raises(InvalidConfigError, match="Custom has no"):
         LLM(str(tiny_folder), tokenizer=Custom(), **TINY_OPTIONS)
 

@@ -22,11 +22,10 @@ from rjax.serve.api.app import build_app
 from rjax.serve.api.service import Service
 from rjax.serve.config.addresses import Address, HostAddress
 from rjax.serve.config.limits import ServeLimits
-from rjax.serve.http.auth import KeyRing
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.server import Server
 from rjax.serve.http.starting_app import StartingApp
 from rjax.serve.loading.service_builder import make_service
-from rjax.serve.protocol.responses import model_card
 from rjax.serve.workers.zygote import Zygote
 from tests.kept_programs import kept_programs
 
@@ -144,12 +143,12 @@ def live_server(
 ) -> Iterator[LiveServer]:
     """A server for the length of the block, on a free port of this machine. ``send_buffer`` is what
     the kernel keeps of an answer that is not read, in bytes."""
-    service = make_service(
-        engine, model=model, keys=KeyRing(keys or []), limits=limits, zygote=zygote(), **more
+    config = ServeConfig(
+        model=model, keys=tuple(keys or ()), limits=limits or ServeLimits(), **more
     )
+    service = make_service(engine, config, zygote=zygote())
     prefixes.load(prefix_files or {}, service)
-    card = model_card(service.model, service.root, service.created, None)
-    app = StartingApp([card], keys=service.keys, limits=service.limits, http=service.http)
+    app = StartingApp(config)
     ready = threading.Event()
     server = Server(app, lambda: (service, build_app(service)), ready=ready.set)
     with running(server, send_buffer=send_buffer) as (url, loop):

@@ -13,11 +13,10 @@ from rjax.batch.compile_progress import CompileProgress
 from rjax.serve.api.app import build_app
 from rjax.serve.config.http_options import HttpOptions
 from rjax.serve.config.limits import ServeLimits
-from rjax.serve.http.auth import KeyRing
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.server import Server
 from rjax.serve.http.starting_app import EarlyRequests, StartingApp
 from rjax.serve.loading.service_builder import make_service
-from rjax.serve.protocol.responses import model_card
 
 from .hostile import until
 from .live_server import running, zygote
@@ -62,22 +61,23 @@ def starting(
     engine: Any, early_requests: EarlyRequests = "wait", **limits: Any
 ) -> Iterator[Starting]:
     loaded, ready = threading.Event(), threading.Event()
-    shared: dict[str, Any] = {
-        "keys": KeyRing([KEY]),
-        "limits": ServeLimits(**limits),
-        "http": HttpOptions(root_path="/llm", allowed_origins=(PAGE,)),
-    }
+    config = ServeConfig(
+        model="tiny",
+        created=1,
+        keys=(KEY,),
+        limits=ServeLimits(**limits),
+        http=HttpOptions(root_path="/llm", allowed_origins=(PAGE,)),
+    )
 
     def build() -> Any:
         assert loaded.wait(60)
-        service = make_service(engine, model="tiny", zygote=zygote(), **shared)
+        service = make_service(engine, config, zygote=zygote())
         return service, build_app(service)
 
     app = StartingApp(
-        [model_card("tiny", "tiny", 1, None)],
+        config,
         early_requests=early_requests,
         progress=lambda: CompileProgress(3, 20, 0.0),
-        **shared,
     )
     server = Server(app, build, ready=ready.set)
     with ThreadPoolExecutor() as clients, running(server) as (url, _):

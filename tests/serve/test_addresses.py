@@ -10,12 +10,9 @@ import pytest
 from rjax.errors import InvalidConfigError
 from rjax.serve.__main__ import main
 from rjax.serve.config.addresses import HostAddress, UnixAddress
-from rjax.serve.config.http_options import HttpOptions
-from rjax.serve.config.limits import ServeLimits
-from rjax.serve.http.auth import KeyRing
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.server import Server
 from rjax.serve.http.starting_app import StartingApp
-from rjax.serve.protocol.responses import model_card
 
 from .live_server import running
 
@@ -30,12 +27,7 @@ def never_built():
 
 
 def test_requests_over_a_unix_socket(path, capsys):
-    app = StartingApp(
-        [model_card("tiny", "tiny", 1, None)],
-        keys=KeyRing([]),
-        limits=ServeLimits(),
-        http=HttpOptions(),
-    )
+    app = StartingApp(ServeConfig(model="tiny"))
     server = Server(app, never_built, listening=lambda: None)
     server._start = app._decided.wait  # type: ignore[method-assign]
     with running(server, address=UnixAddress(str(path))) as (url, _):

@@ -74,11 +74,12 @@ def test_the_engine_ends_with_the_server(process, sent):
 _FRONT_END = """\
 from jax._src import xla_bridge
 from rjax.config import EngineConfig
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.loading.service_loader import ServiceLoader
 
 config = EngineConfig.from_options({"max_model_len": 128, "max_num_seqs": 2, "num_pages": 8,
                                     "warmup": "off"})
-loader = ServiceLoader(config, {}, {"model": "tiny"}, engine_process=True)
+loader = ServiceLoader(config, {}, ServeConfig(model="tiny"), engine_process=True)
 service, app = loader.load()
 print(loader.summary({}))
 assert not xla_bridge._backends, xla_bridge._backends

@@ -12,6 +12,7 @@ from rjax import serve
 from rjax.errors import InvalidConfigError
 from rjax.serve.__main__ import main
 from rjax.serve.config.limits import ServeLimits, limits_table
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.loading.service_builder import make_service
 
 from .live_server import LiveServer, live_server, make_engine, zygote
@@ -247,7 +248,7 @@ def test_unknown_limits_name_the_nearest(capsys: pytest.CaptureFixture[str]):
 def test_a_queue_smaller_than_the_batch_is_logged(folder, caplog, queued, warns):
     engine = make_engine(folder, max_num_seqs=2)
     limits = ServeLimits(queued_sequences=queued)
-    make_service(engine, model="tiny", zygote=zygote(), limits=limits).close()
+    make_service(engine, ServeConfig(model="tiny", limits=limits), zygote=zygote()).close()
     assert (
         "queued_sequences is 1, so the batch never has max_num_seqs = 2" in caplog.text
     ) == warns

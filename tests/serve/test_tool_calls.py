@@ -151,7 +151,7 @@ def test_a_streamed_call_through_the_server(folder, fmt):
         "seed": 1,
     }
     with (
-        live_server(make_engine(folder), tool_format=fmt) as found,
+        live_server(make_engine(folder), tool_call_parser=fmt) as found,
         openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0) as client,
     ):
         with client.chat.completions.stream(**body) as events:

@@ -190,6 +190,9 @@ def test_an_unknown_format_is_told_at_the_start(tmp_path, caplog):
     assert "Give --tool-call-parser" in caplog.text
     caplog.clear()
     engine = make_engine(tmp_path / "tiny", max_num_seqs=2)
-    with caplog.at_level(logging.WARNING, "rjax.serve"), live_server(engine, tool_format="glm45"):
+    with (
+        caplog.at_level(logging.WARNING, "rjax.serve"),
+        live_server(engine, tool_call_parser="glm45"),
+    ):
         pass
     assert "tool-call-parser" not in caplog.text

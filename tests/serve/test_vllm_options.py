@@ -7,8 +7,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from rjax.serve.config.arguments import build_parser, http_options
+from rjax.serve.config.arguments import build_parser, serve_config
 from rjax.serve.config.http_options import HttpOptions
+from rjax.serve.config.limits import ServeLimits
 
 from .live_server import LiveServer, live_server, make_engine
 
@@ -164,5 +165,9 @@ def test_the_flags():
     parser = build_parser()
     given = parser.parse_args(["--enable-request-id-headers", "--return-tokens-as-token-ids"])
     assert given.return_tokens_as_token_ids
-    assert http_options(given).request_id_headers
-    assert not http_options(parser.parse_args([])).request_id_headers
+    config = serve_config(given, ServeLimits())
+    assert config.return_tokens_as_token_ids
+    assert config.http.request_id_headers
+    plain = serve_config(parser.parse_args([]), ServeLimits())
+    assert not plain.return_tokens_as_token_ids
+    assert not plain.http.request_id_headers

@@ -64,14 +64,14 @@ def build_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        servers=[{"url": service.http.root_path}] if service.http.root_path else None,
+        servers=[{"url": service.config.http.root_path}] if service.config.http.root_path else None,
         redirect_slashes=False,  # the Location header would repeat the client's Host header
     )
     app.state.service = service
     app.state.keys = service.keys
     for router in ROUTERS:
         app.include_router(router)
-    http = service.http
+    http = service.config.http
     app.root_path = http.root_path
     refused = RefusalLog()
     install_handlers(app, service.limits.retry_after, refused)
@@ -125,7 +125,7 @@ async def chat_completions(
 @private.get("/v1/models")
 async def models(service: ServiceDep) -> ModelList:
     """The served model."""
-    return ModelList(data=[_card(service, name) for name in service.names])
+    return ModelList(data=[_card(service, name) for name in service.config.names])
 
 
 @private.get("/v1/models/{model:path}")
@@ -265,4 +265,4 @@ async def metrics(service: ServiceDep) -> Response:
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    return model_card(name, service.root, service.created, service.max_model_len)
+    return model_card(name, service.config.own_name, service.created, service.max_model_len)

@@ -206,7 +206,7 @@ def _constraint(
     body: ChatCompletionRequest, tools: list[Tool], service: Service
 ) -> tuple[Constraint | None, bool]:
     """The constraint on the output after its reasoning, and whether it is a tool-call grammar."""
-    literal = service.literal_json_schemas
+    literal = service.config.literal_json_schemas
     found = request_constraint(body, service.limits, literal=literal)
     forced = _forced(body)
     single = body.parallel_tool_calls is False

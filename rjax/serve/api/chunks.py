@@ -6,7 +6,7 @@ it.
 
 from collections.abc import Mapping
 from json.encoder import encode_basestring as json_string
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic_core
 
@@ -64,26 +64,43 @@ class UsageCounter:
         }
 
 
-class CompletionChunks:
-    """Chunks of a stream of /v1/completions.
+class _Chunks:
+    """What the chunks of both routes share.
 
     Args:
         id, created, model: of every chunk.
     """
 
+    kind: ClassVar[str]
+    content: ClassVar[str]  # name of what a choice has
+
     def __init__(self, *, id: str, created: int, model: str) -> None:
         self._head = (
-            f'data: {{"id":{json_string(id)},"object":"text_completion","created":{created},'
+            f'data: {{"id":{json_string(id)},"object":"{self.kind}","created":{created},'
             f'"model":{json_string(model)},"choices":['
         )
         self._starts: dict[int, str] = {}
 
-    def text(self, index: int, text: str) -> str:
-        """A chunk with nothing but the text of a choice."""
+    def _start(self, index: int) -> str:
+        """A chunk up to the content of a choice."""
         start = self._starts.get(index)
         if start is None:
-            start = self._starts[index] = f'{self._head}{{"index":{index},"text":'
-        return f"{start}{json_string(text)}{_PLAIN_END}"
+            start = self._starts[index] = f'{self._head}{{"index":{index},"{self.content}":'
+        return start
+
+    def usage(self, usage: Mapping[str, Any]) -> str:
+        """The chunk after the last choice."""
+        return f"{self._head}]{_usage(usage)}}}\n\n"
+
+
+class CompletionChunks(_Chunks):
+    """Chunks of a stream of /v1/completions."""
+
+    kind, content = "text_completion", "text"
+
+    def text(self, index: int, text: str) -> str:
+        """A chunk with nothing but the text of a choice."""
+        return f"{self._start(index)}{json_string(text)}{_PLAIN_END}"
 
     def choice(
         self, fields: Mapping[str, Any], usage: Mapping[str, Any] | None, *, large: bool = False
@@ -98,24 +115,11 @@ class CompletionChunks:
         choice = "".join(iter_json(fields)) if large else json_text(fields)
         return f"{self._head}{choice}]{_usage(usage)}}}\n\n"
 
-    def usage(self, usage: Mapping[str, Any]) -> str:
-        """The chunk after the last choice."""
-        return f"{self._head}]{_usage(usage)}}}\n\n"
 
+class ChatChunks(_Chunks):
+    """Chunks of a stream of /v1/chat/completions, which hold the fields that are set."""
 
-class ChatChunks:
-    """Chunks of a stream of /v1/chat/completions, which hold the fields that are set.
-
-    Args:
-        id, created, model: of every chunk.
-    """
-
-    def __init__(self, *, id: str, created: int, model: str) -> None:
-        self._head = (
-            f'data: {{"id":{json_string(id)},"object":"chat.completion.chunk","created":{created},'
-            f'"model":{json_string(model)},"choices":['
-        )
-        self._starts: dict[int, str] = {}
+    kind, content = "chat.completion.chunk", "delta"
 
     def choice(
         self,
@@ -138,10 +142,10 @@ class ChatChunks:
             logprobs, stop_reason, token_ids: fields of `ChatCompletionResponseStreamChoice`.
             usage, prompt_token_ids: fields of `ChatCompletionStreamResponse`.
         """
-        start = self._starts.get(index)
-        if start is None:
-            start = self._starts[index] = f'{self._head}{{"index":{index},"delta":'
-        text = f'{start}{delta},"logprobs":{json_text(logprobs)},"finish_reason":{finish_reason}'
+        text = (
+            f'{self._start(index)}{delta},"logprobs":{json_text(logprobs)},'
+            f'"finish_reason":{finish_reason}'
+        )
         if stop_reason is not None:
             text += f',"stop_reason":{json_text(stop_reason)}'
         if token_ids is not None:
@@ -150,10 +154,6 @@ class ChatChunks:
         if prompt_token_ids is not None:
             text += f',"prompt_token_ids":{json_text(prompt_token_ids)}'
         return text + "}\n\n"
-
-    def usage(self, usage: Mapping[str, Any]) -> str:
-        """The chunk after the last choice."""
-        return f"{self._head}]{_usage(usage)}}}\n\n"
 
 
 def _usage(usage: Mapping[str, Any] | None) -> str:

@@ -43,7 +43,9 @@ async def complete(
     service.check_model(body.model)
     check_beam_search(body)
     params = completion_params(body, service.defaults, service.limits, service.alternatives)
-    constraint = request_constraint(body, service.limits, literal=service.literal_json_schemas)
+    constraint = request_constraint(
+        body, service.limits, literal=service.config.literal_json_schemas
+    )
     if constraint is not None:
         check_constrained(params)
     prefix = []
@@ -250,7 +252,7 @@ class CompletionEncoder(ResponseBuilder):
 def tokens_as_token_ids(body: SamplingRequest, service: Service) -> bool:
     """Whether logprobs contain ``token_id:N`` instead of a token's text."""
     asked = body.return_tokens_as_token_ids
-    return service.return_tokens_as_token_ids if asked is None else asked
+    return service.config.return_tokens_as_token_ids if asked is None else asked
 
 
 def usage_wanted(body: SamplingRequest) -> bool:

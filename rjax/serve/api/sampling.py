@@ -13,28 +13,12 @@ from rjax.serve.protocol.errors import ApiError
 from rjax.serve.protocol.requests import ChatCompletionRequest, CompletionRequest, SamplingRequest
 from rjax.structured.constraint import Constraint
 
-_PASSED_ON = (
-    "n",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "prompt_logprobs",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "include_stop_str_in_output",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-)
+_PASSED_ON = [
+    field.name
+    for field in dataclasses.fields(SamplingParams)
+    if field.name in SamplingRequest.model_fields
+    and field.name not in ("max_tokens", "structured_outputs")
+]
 _COMPLETION_TOKENS = 16  # OpenAI's default
 
 

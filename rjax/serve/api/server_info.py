@@ -61,7 +61,7 @@ async def version() -> VersionResponse:
 @private.get("/tokenizer_info", response_model=dict[str, Any])
 async def tokenizer_info(service: ServiceDep) -> JSONResponse:
     """The tokenizer's configuration and chat template."""
-    if not service.http.tokenizer_info:
+    if not service.config.http.tokenizer_info:
         raise ApiError(
             404,
             "this server does not show its tokenizer and chat template; start it with "

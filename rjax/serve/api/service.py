@@ -12,8 +12,8 @@ from rjax.async_engine import AsyncLLMEngine
 from rjax.errors import ContextLengthError
 from rjax.serve.api.sampling import Alternatives
 from rjax.serve.api.structured_outputs import GrammarCache
-from rjax.serve.config.http_options import HttpOptions
 from rjax.serve.config.limits import ServeLimits
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.auth import KeyRing
 from rjax.serve.http.threads import WorkThreads
 from rjax.serve.parsing import OutputFormat
@@ -34,61 +34,62 @@ class Service:
     """One served model.
 
     Attributes:
-        engine: runs on its own thread.
+        engine: runs on a thread or in a process of its own.
         tokenizer: of the model.
-        model: served model name, in requests and responses.
-        aliases: other names of the model in requests.
-        root: the model's own name.
+        config: of the server.
         created: start time of the server, seconds since 1970.
         max_model_len: most tokens of prompt and output.
-        prefixes: named prefixes of all tenants.
+        alternatives: alternatives per token that requests may ask for.
+        keys: of the tenants.
+        unknown_fields: handles unknown fields of request bodies.
+        tools: how the model writes tool calls; None if that is not known, or harmony's.
+        output_format: how outputs are parsed.
+        grammars: checks constraints.
         zygote: of the workers, if the service owns it.
         texts: workers that render chat templates and tokenise.
         compilers: workers that compile grammars.
-        unknown_fields: handles unknown fields of request bodies.
-        alternatives: alternatives per token that requests may ask for.
-        large_bodies: limits the parsing of large bodies to one at a time.
         threads: for bounded work on requests.
         response_threads: for bounded work on responses.
-        tools: how the model writes tool calls; None if that is not known, or harmony's.
-        output_format: how outputs are parsed.
-        literal_json_schemas: do not close objects of JSON schemas, as in `generation_schema`.
-        return_tokens_as_token_ids: default of the request field with this name.
-        replica_tag: name of this replica among several, in the ids of stored responses.
+        large_bodies: limits the parsing of large bodies to one at a time.
+        prefixes: named prefixes of all tenants.
+        responses: stored responses of all tenants.
         background: tasks of responses in the background.
-        limits, keys, metrics, grammars, responses, http: see their types.
+        metrics: see its type.
     """
 
     engine: AsyncLLMEngine
     tokenizer: Tokenizer
-    model: str
-    root: str
+    config: ServeConfig
     created: int
     max_model_len: int
     alternatives: Alternatives
-    unknown_fields: UnknownFields
-    limits: ServeLimits
     keys: KeyRing
-    metrics: Metrics
+    unknown_fields: UnknownFields
+    tools: ToolFormat | None
+    output_format: OutputFormat
     grammars: GrammarCache
     zygote: Zygote | None
     texts: WorkerPool
     compilers: WorkerPool
     threads: WorkThreads
     response_threads: WorkThreads
-    tools: ToolFormat | None
-    output_format: OutputFormat
     responses: ResponseStore
-    http: HttpOptions
-    literal_json_schemas: bool = False
-    return_tokens_as_token_ids: bool = False
-    replica_tag: str = ""
-    aliases: tuple[str, ...] = ()
+    metrics: Metrics
     prefixes: PrefixRegistry = dataclasses.field(default_factory=PrefixRegistry)
     background: "set[asyncio.Task[None]]" = dataclasses.field(default_factory=set)
     large_bodies: asyncio.Semaphore = dataclasses.field(
         default_factory=lambda: asyncio.Semaphore(1)
     )
+
+    @property
+    def limits(self) -> ServeLimits:
+        """Of requests."""
+        return self.config.limits
+
+    @property
+    def model(self) -> str:
+        """The model's name in responses."""
+        return self.config.model
 
     @property
     def failed(self) -> bool:
@@ -140,18 +141,13 @@ class Service:
         longest = max(map(len, self.tokenizer.hf.get_vocab()), default=1)
         return self.max_model_len * longest
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names of the model in requests."""
-        return self.model, *self.aliases
-
     def check_model(self, name: str | None) -> None:
         """Check that a request names the served model.
 
         Raises:
             ApiError: 404.
         """
-        if name is not None and name not in self.names:
+        if name is not None and name not in self.config.names:
             raise ApiError(
                 404,
                 f"no model {name[:100]!r} here; the one served is {self.model!r}",

@@ -5,15 +5,18 @@ import logging
 import pathlib
 
 from rjax.cli.arguments import add_engine_arguments, add_model_argument
+from rjax.cli.bundled import BUNDLED_NAME
 from rjax.cli.parser import OneLineParser, add_no_ops
 from rjax.cli.prompts import read_text
 from rjax.cli.vllm_flags import SERVER_NO_OPS, instead_of
 from rjax.errors import InvalidConfigError
+from rjax.option_docs import attribute_docs
 from rjax.serve.config.addresses import Address, HostAddress, UnixAddress
 from rjax.serve.config.http_options import HttpOptions, json_names
 from rjax.serve.config.limits import ServeLimits
 from rjax.serve.config.prefix_names import is_valid_name
 from rjax.serve.config.replica_options import add_replica_arguments
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.parsing.tools.registry import TOOL_CALL_PARSERS
 
 NAME = "rjax serve"
@@ -25,6 +28,11 @@ LOG_LEVELS = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
     "trace": 5,  # uvicorn's own
+}
+
+_HELP = {
+    name: text.replace("``", "").removesuffix(".")
+    for name, text in attribute_docs(ServeConfig).items()
 }
 
 _EPILOG = """\
@@ -176,7 +184,7 @@ def _add_server_arguments(server: "argparse._ArgumentGroup") -> None:
     server.add_argument(
         "--strict-fields",
         action="store_true",
-        help="refuse requests with unknown fields (default: ignore them, and log each name once)",
+        help=_HELP["strict_fields"],
     )
 
 
@@ -185,25 +193,22 @@ def _add_output_arguments(outputs: "argparse._ArgumentGroup") -> None:
         "--tool-call-parser",
         choices=("auto", *TOOL_CALL_PARSERS, "openai"),
         default="auto",
-        help="how the model writes tool calls; openai goes with --reasoning-parser "
-        f"{_HARMONY} (default: auto, by the markers of its chat template)",
+        help=f"{_HELP['tool_call_parser']}; openai goes with --reasoning-parser {_HARMONY}",
     )
     outputs.add_argument(
         "--reasoning-parser",
         choices=("qwen3", "deepseek_r1", _HARMONY),
-        help="separate the model's reasoning from the content, by its markup (default: none)",
+        help=_HELP["reasoning_parser"],
     )
     outputs.add_argument(
         "--return-tokens-as-token-ids",
         action="store_true",
-        help="write token_id:N instead of a token's text in logprobs, unless a request sets "
-        "return_tokens_as_token_ids to false",
+        help=_HELP["return_tokens_as_token_ids"],
     )
     outputs.add_argument(
         "--literal-json-schemas",
         action="store_true",
-        help="let the model add properties to objects whose schema does not set "
-        "additionalProperties (default: such objects are closed)",
+        help=_HELP["literal_json_schemas"],
     )
 
 
@@ -227,27 +232,50 @@ def _add_log_arguments(logs: "argparse._ArgumentGroup") -> None:
     )
 
 
-def served_names(arguments: argparse.Namespace, root: str) -> list[str]:
-    """The model's names in requests, the one of responses first; by default ``root``.
+def serve_config(arguments: argparse.Namespace, limits: ServeLimits) -> ServeConfig:
+    """The configuration of the server.
 
     Raises:
-        InvalidConfigError: a name is blank.
+        InvalidConfigError: a name is blank, a key file or an option for browsers is not valid, or
+            harmony's tool calls have another reasoning parser.
     """
-    names = list(dict.fromkeys(arguments.served_model_name or [root]))
+    own = _model_name(getattr(arguments, "model", None))
+    model, *aliases = _served_names(arguments, own)
+    return ServeConfig(
+        model=model,
+        aliases=tuple(aliases),
+        root=own,
+        keys=tuple(_api_keys(arguments)),
+        limits=limits,
+        http=_http_options(arguments),
+        tool_call_parser=_tool_call_parser(arguments),
+        reasoning_parser=arguments.reasoning_parser,
+        strict_fields=arguments.strict_fields,
+        literal_json_schemas=arguments.literal_json_schemas,
+        return_tokens_as_token_ids=arguments.return_tokens_as_token_ids,
+    )
+
+
+def _model_name(model: str | None) -> str:
+    if model is None:
+        return BUNDLED_NAME
+    path = pathlib.Path(model)
+    return path.resolve().name if path.exists() else model
+
+
+def _served_names(arguments: argparse.Namespace, own: str) -> list[str]:
+    """The model's names in requests, the one of responses first; by default ``own``."""
+    names = list(dict.fromkeys(arguments.served_model_name or [own]))
     if not all(name.strip() for name in names):
         raise InvalidConfigError(
             "--served-model-name holds a blank name; give names that requests can have, or leave "
-            f"it out for {root!r}"
+            f"it out for {own!r}"
         )
     return names
 
 
-def tool_format(arguments: argparse.Namespace) -> str:
-    """The format of tool calls; harmony's follows from its reasoning parser.
-
-    Raises:
-        InvalidConfigError: harmony's tool calls with another reasoning parser.
-    """
+def _tool_call_parser(arguments: argparse.Namespace) -> str:
+    """The format of tool calls; harmony's follows from its reasoning parser."""
     if arguments.tool_call_parser != "openai":
         return arguments.tool_call_parser
     if arguments.reasoning_parser != _HARMONY:
@@ -273,12 +301,7 @@ def prefix_files(arguments: argparse.Namespace, limits: ServeLimits) -> dict[str
     return files
 
 
-def http_options(arguments: argparse.Namespace) -> HttpOptions:
-    """Options for proxies and browsers.
-
-    Raises:
-        InvalidConfigError: one of them is invalid.
-    """
+def _http_options(arguments: argparse.Namespace) -> HttpOptions:
     lists = {
         name: json_names("--" + name.replace("_", "-"), text)
         for name in ("allowed_origins", "allowed_methods", "allowed_headers")
@@ -310,12 +333,8 @@ def address(arguments: argparse.Namespace) -> Address:
     return HostAddress("127.0.0.1" if host is None else host, port)
 
 
-def api_keys(arguments: argparse.Namespace) -> list[str]:
-    """The accepted API keys; empty if none is needed.
-
-    Raises:
-        InvalidConfigError: the file holds none.
-    """
+def _api_keys(arguments: argparse.Namespace) -> list[str]:
+    """The accepted API keys; empty if none is needed."""
     path = arguments.api_key_file
     if path is None:
         return arguments.api_key

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import hmac
 import secrets
+from collections.abc import Sequence
 
 from fastapi import Request
 
@@ -39,7 +40,7 @@ class KeyRing:
         InvalidConfigError: a key is empty or not valid in a header.
     """
 
-    def __init__(self, keys: list[str]) -> None:
+    def __init__(self, keys: Sequence[str]) -> None:
         secret = secrets.token_bytes(32)
         self._tenants: list[tuple[bytes, Tenant]] = []
         for number, key in enumerate(dict.fromkeys(keys)):

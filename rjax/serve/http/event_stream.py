@@ -1,5 +1,6 @@
 """Responses of server-sent events."""
 
+import abc
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
@@ -18,7 +19,7 @@ class NamedEvent(NamedTuple):
     data: str
 
 
-class EventStream(Response):
+class EventStream(Response, abc.ABC):
     """A response of server-sent events.
 
     Subclasses write events to ``self.wire`` from `begin` on and then call `end`.
@@ -74,18 +75,18 @@ class EventStream(Response):
         if isinstance(found[0], Exception) and not isinstance(found[0], OSError):
             raise found[0]
 
+    @abc.abstractmethod
     def begin(self) -> None:
         """The response has started: write what there is, and register for more."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """Everything is written."""
         self._ended.set()
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Stop the source of the events, at the end or when the client disconnects, even if `begin`
         was never called; maybe more than once."""
-        raise NotImplementedError
 
     def _lost(self) -> None:
         self._is_lost = True

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from typing import Literal
 
 from fastapi.responses import JSONResponse, Response
@@ -10,15 +11,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rjax.batch.compile_progress import CompileProgress
-from rjax.serve.config.http_options import HttpOptions
-from rjax.serve.config.limits import ServeLimits
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.auth import KeyRing
 from rjax.serve.http.request_ids import with_request_id
 from rjax.serve.http.request_limits import RequestLimitsMiddleware
 from rjax.serve.page.files import PAGE_PATHS
 from rjax.serve.page.routes import page_response
 from rjax.serve.protocol.errors import ApiError, error_response
-from rjax.serve.protocol.responses import METRICS_TYPE, HealthResponse, ModelCard, ModelList
+from rjax.serve.protocol.responses import METRICS_TYPE, HealthResponse, ModelList, model_card
 
 type EarlyRequests = Literal["wait", "refuse"]
 type EarlyStatus = Literal["starting", "draining", "dead"]
@@ -36,28 +36,22 @@ class StartingApp:
     than the limit ``connections``, are refused at once.
 
     Args:
-        cards: the served model, under each of its names.
-        keys: of the server.
-        limits: as in the real app.
-        http: options for proxies and browsers.
+        config: of the server.
         early_requests: whether early requests wait or get a 503.
         progress: returns the progress of the compilation, or None before it is known.
     """
 
     def __init__(
         self,
-        cards: Sequence[ModelCard],
+        config: ServeConfig,
         *,
-        keys: KeyRing,
-        limits: ServeLimits,
-        http: HttpOptions,
         early_requests: EarlyRequests = "wait",
         progress: Callable[[], CompileProgress | None] = lambda: None,
     ) -> None:
-        self.limits = limits
-        self.http = http
-        self._cards = list(cards)
-        self._keys = keys
+        self.limits, self.http = config.limits, config.http
+        created = int(time.time()) if config.created is None else config.created
+        self._cards = [model_card(name, config.own_name, created, None) for name in config.names]
+        self._keys = KeyRing(config.keys)
         self._wait_early = early_requests == "wait"
         self._progress = progress
         self._status: EarlyStatus = "starting"
@@ -67,14 +61,14 @@ class StartingApp:
         self._app: ASGIApp | None = None
         self._early: ASGIApp = RequestLimitsMiddleware(
             self._answer,
-            limits,
-            keys,
+            self.limits,
+            self._keys,
             rejected=lambda _: None,
-            health_paths=http.health_paths,
-            page_paths=http.page_paths,
+            health_paths=self.http.health_paths,
+            page_paths=self.http.page_paths,
         )
-        if http.allowed_origins:
-            self._early = CORSMiddleware(self._early, **http.cors)
+        if self.http.allowed_origins:
+            self._early = CORSMiddleware(self._early, **self.http.cors)
 
     def open(self, app: ASGIApp) -> None:
         """Delegate all requests, including those that wait, to this app."""

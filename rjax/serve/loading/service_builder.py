@@ -13,8 +13,8 @@ from rjax.memory_sizes import GIB
 from rjax.serve.api.sampling import Alternatives
 from rjax.serve.api.service import Service
 from rjax.serve.api.structured_outputs import GrammarCache
-from rjax.serve.config.http_options import HttpOptions
 from rjax.serve.config.limits import ServeLimits
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.auth import KeyRing
 from rjax.serve.http.threads import WorkThreads
 from rjax.serve.parsing import choose_output_format
@@ -32,20 +32,8 @@ _log = logging.getLogger("rjax.serve")
 
 def make_service(
     engine: Engine | EngineChannel,
+    config: ServeConfig,
     *,
-    model: str,
-    aliases: tuple[str, ...] = (),
-    root: str | None = None,
-    keys: KeyRing | None = None,
-    limits: ServeLimits | None = None,
-    tool_format: str = "auto",
-    strict_fields: bool = False,
-    reasoning_parser: str | None = None,
-    literal_json_schemas: bool = False,
-    return_tokens_as_token_ids: bool = False,
-    http: HttpOptions | None = None,
-    created: int | None = None,
-    replica_tag: str = "",
     zygote: Zygote | None = None,
     close_zygote: bool = False,
 ) -> Service:
@@ -54,29 +42,19 @@ def make_service(
     Args:
         engine: an `rjax.engine.llm_engine.LLMEngine`, which only the service may use afterwards;
             or a channel to one.
-        model: served model name.
-        aliases: other names of the model in requests.
-        root: the model's own name; the served name by default.
-        keys: API keys; None needs no key.
-        limits: of requests.
-        tool_format: "auto", or a name of `rjax.serve.parsing.tools.registry.TOOL_CALL_PARSERS`.
-        strict_fields: refuse unknown fields of requests; otherwise each name is logged once.
-        reasoning_parser: a name of `rjax.serve.parsing.REASONING_PARSERS`; None leaves reasoning
-            in the content.
-        literal_json_schemas: do not close objects of JSON schemas without
-            ``additionalProperties``.
-        return_tokens_as_token_ids: default of the request field with this name.
-        http: options for proxies and browsers.
-        created: when the server started, in seconds since 1970; None is now.
-        replica_tag: see `Service`.
+        config: of the server.
         zygote: starts worker processes; None creates one, which the service closes.
         close_zygote: the service closes the given zygote too.
+
+    Raises:
+        InvalidConfigError: the tokenizer did not come from a folder, or a parser does not go with
+            it.
     """
-    limits = limits or ServeLimits()
+    limits = config.limits
     channel = engine if isinstance(engine, EngineChannel) else ThreadChannel(engine)
     facts, tokenizer = channel.facts, channel.tokenizer
     assert tokenizer is not None, "a server speaks text"
-    keys = keys or KeyRing([])
+    keys = KeyRing(config.keys)
     if tokenizer.folder is None:
         raise InvalidConfigError(
             "the server's workers load the tokenizer from a folder, and this engine's did not come "
@@ -84,8 +62,8 @@ def make_service(
         )
     template = tokenizer.hf.chat_template
     vocab_size = facts.vocab_size
-    tools = choose_tool_format(tool_format, tokenizer)
-    if tools is None and reasoning_parser != HARMONY:
+    tools = choose_tool_format(config.tool_call_parser, tokenizer)
+    if tools is None and config.reasoning_parser != HARMONY:
         _log.warning(
             "the chat template describes tools in a format that is not known: tool calls stay "
             "text. Give --tool-call-parser if one of %s fits",
@@ -129,16 +107,13 @@ def make_service(
             ),
         ),
         tokenizer=tokenizer,
-        model=model,
-        aliases=aliases,
-        root=root or model,
-        created=int(time.time()) if created is None else created,
+        config=config,
+        created=int(time.time()) if config.created is None else config.created,
         max_model_len=facts.max_model_len,
         alternatives=Alternatives(min(facts.max_logprobs, vocab_size), vocab_size),
-        unknown_fields=UnknownFields(strict=strict_fields),
-        limits=limits,
+        unknown_fields=UnknownFields(strict=config.strict_fields),
         keys=keys,
-        metrics=Metrics(model, _cache_figures(facts)),
+        metrics=Metrics(config.model, _cache_figures(facts)),
         grammars=grammars,
         zygote=zygote if close_zygote else None,
         texts=texts,
@@ -147,13 +122,13 @@ def make_service(
         response_threads=WorkThreads(2),
         tools=tools,
         output_format=choose_output_format(
-            reasoning_parser, tools, tool_format, tokenizer, grammars.special_tokens
+            config.reasoning_parser,
+            tools,
+            config.tool_call_parser,
+            tokenizer,
+            grammars.special_tokens,
         ),
-        literal_json_schemas=literal_json_schemas,
-        return_tokens_as_token_ids=return_tokens_as_token_ids,
-        replica_tag=replica_tag,
         responses=ResponseStore(limits.responses, limits.responses_bytes),
-        http=http or HttpOptions(),
     )
 
 

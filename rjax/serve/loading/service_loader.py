@@ -1,13 +1,15 @@
 """Loads the model and builds the service of the command, on a thread beside the open port."""
 
 import gc
+import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.config import EngineConfig
+from rjax.serve.config.serve_config import ServeConfig
 
 if TYPE_CHECKING:  # these import JAX, and the port opens before that
     from rjax.engine_channel.channel import EngineChannel
@@ -24,7 +26,7 @@ class ServiceLoader:
     Args:
         config: of the engine.
         prefix_files: paths of prefix files by prefix name.
-        options: further arguments of `rjax.serve.loading.service_builder.make_service`.
+        serve: configuration of the server.
         engine_process: run the engine in a process of its own, not on a thread.
     """
 
@@ -32,13 +34,13 @@ class ServiceLoader:
         self,
         config: EngineConfig,
         prefix_files: Mapping[str, str],
-        options: Mapping[str, Any],
+        serve: ServeConfig,
         *,
         engine_process: bool,
     ) -> None:
         self._config = config
         self._prefix_files = prefix_files
-        self._options = options
+        self._serve = serve
         self._engine_process = engine_process
         self._channel: EngineChannel | None = None
 
@@ -93,7 +95,7 @@ class ServiceLoader:
             prepare=f"{_ENGINE}:run_warmup_requests",
         )
         try:
-            import rjax.serve.api.app  # noqa: F401  # takes seconds, while the model loads
+            importlib.import_module("rjax.serve.api.app")  # takes seconds, while the model loads
 
             channel.wait_ready()
         except BaseException:
@@ -116,7 +118,7 @@ class ServiceLoader:
         from rjax.serve.api.app import build_app
         from rjax.serve.loading.service_builder import make_service
 
-        service = make_service(channel, zygote=zygote, close_zygote=True, **self._options)
+        service = make_service(channel, self._serve, zygote=zygote, close_zygote=True)
         try:
             prefixes.load(self._prefix_files, service)
         except BaseException:

@@ -161,13 +161,11 @@ class StructuredOutputs(RequestModel):
     json_object: bool | None = None
 
 
-class SamplingRequest(RequestModel):
-    """Fields of both completion routes, as in `rjax.SamplingParams`."""
-
-    refused: ClassVar[Mapping[str, Refused]] = refused_fields.SAMPLING
+class SharedSampling(RequestModel):
+    """Fields that completions, chats and the Responses API share. Those of sampling have the names
+    of `rjax.SamplingParams`."""
 
     model: Annotated[str | None, Field(description="must be the served model's name")] = None
-    n: int | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
@@ -179,23 +177,32 @@ class SamplingRequest(RequestModel):
     stop: str | FailFastList[str] | None = None
     stop_token_ids: FailFastList[int] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logit_bias: FailFastDict[Number] | None = None
+    allowed_token_ids: FailFastList[int] | None = None
+    bad_words: FailFastList[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: Annotated[int | None, Field(description="smaller runs earlier")] = None
+    cache_salt: Annotated[
+        str | None, Field(description="only prompts with the same salt share cached KV")
+    ] = None
+
+
+class SamplingRequest(SharedSampling):
+    """Fields of both completion routes."""
+
+    refused: ClassVar[Mapping[str, Refused]] = refused_fields.SAMPLING
+
+    n: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: Annotated[
         int | None,
         Field(description="newer name of max_tokens; if both are set, they must agree"),
     ] = None
-    min_tokens: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: FailFastDict[Number] | None = None
-    allowed_token_ids: FailFastList[int] | None = None
-    bad_words: FailFastList[str] | None = None
-    priority: Annotated[int | None, Field(description="smaller runs earlier")] = None
-    cache_salt: Annotated[
-        str | None, Field(description="only prompts with the same salt share cached KV")
-    ] = None
     return_token_ids: Annotated[bool, Field(description="add token ids to the response")] = False
     truncate_prompt_tokens: Annotated[
         int | None,
@@ -217,7 +224,6 @@ class SamplingRequest(RequestModel):
         Number | None, Field(description="of a beam search; above 1 favours long texts")
     ] = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str | None, Field(description="only logged")] = None

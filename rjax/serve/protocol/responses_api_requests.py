@@ -13,10 +13,8 @@ from rjax.serve.protocol.requests import (
     FailFastDict,
     FailFastList,
     Ignored,
-    Number,
     RequestModel,
-    Seed,
-    StructuredOutputs,
+    SharedSampling,
     TemplateKwargs,
 )
 
@@ -226,13 +224,12 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: Ignored = None
 
 
-class ResponsesRequest(RequestModel):
+class ResponsesRequest(SharedSampling):
     """Body of POST /v1/responses."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.RESPONSES
 
     input: str | FailFastList[Item]
-    model: Annotated[str | None, Field(description="must be the served model's name")] = None
     instructions: Annotated[
         str | None, Field(description="a system message before all others, for this response only")
     ] = None
@@ -251,8 +248,6 @@ class ResponsesRequest(RequestModel):
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: Annotated[bool | None, Field(description="false: at most one call")] = None
     max_output_tokens: int | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
     top_logprobs: int | None = None
     include: FailFastList[Includable] | None = None
     reasoning: Reasoning | None = None
@@ -266,24 +261,6 @@ class ResponsesRequest(RequestModel):
     ] = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    top_k: int | None = None
-    min_p: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    seed: Seed | None = None
-    stop: str | FailFastList[str] | None = None
-    stop_token_ids: FailFastList[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    logit_bias: FailFastDict[Number] | None = None
-    allowed_token_ids: FailFastList[int] | None = None
-    bad_words: FailFastList[str] | None = None
-    priority: Annotated[int | None, Field(description="smaller runs earlier")] = None
-    cache_salt: Annotated[
-        str | None, Field(description="only prompts with the same salt share cached KV")
-    ] = None
-    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     service_tier: Ignored = None
     prompt_cache_retention: Ignored = None

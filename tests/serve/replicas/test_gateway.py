@@ -19,8 +19,7 @@ from rjax.replicas.gateway import Gateway, ReplicaLostError
 from rjax.replicas.gateway_metrics import GatewayMetrics
 from rjax.replicas.replica_request import ReplicaRequest
 from rjax.serve.config.http_options import HttpOptions
-from rjax.serve.config.limits import ServeLimits
-from rjax.serve.http.auth import KeyRing
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.protocol.errors import ApiError
 
 SSE = [(b"content-type", b"text/event-stream")]
@@ -79,9 +78,7 @@ def gateway(scripts, keys=(), **http) -> tuple[Gateway, Scripted]:
     replicas = Scripted(scripts)
     made = Gateway(
         replicas,
-        keys=KeyRing(list(keys)),
-        limits=ServeLimits(),
-        http=HttpOptions(**http),
+        serve=ServeConfig(model="m", keys=tuple(keys), http=HttpOptions(**http)),
         metrics=GatewayMetrics("m"),
     )
     return made, replicas

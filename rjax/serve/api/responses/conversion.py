@@ -12,6 +12,7 @@ from rjax.serve.protocol.requests import (
     NamedFunction,
     NamedTool,
     ResponseFormat,
+    SharedSampling,
     StreamOptions,
     Tool,
     ToolCall,
@@ -30,12 +31,7 @@ from rjax.serve.protocol.responses_api_requests import (
 from rjax.tokenization.chat import join_parts
 
 LOGPROBS = "message.output_text.logprobs"
-_SAME = (
-    *("model", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "priority", "cache_salt"),
-    *("stop_token_ids", "ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words"),
-    "structured_outputs",
-)
+_SAME = (*SharedSampling.model_fields, "parallel_tool_calls")
 _METADATA = (16, 64, 512)  # OpenAI's limits: entries, characters of a name, of a value
 _NAMES = {
     "messages": "input",

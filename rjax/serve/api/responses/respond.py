@@ -180,7 +180,7 @@ def _response(body: ResponsesRequest, run: ChatRun, service: Service) -> Respons
     if body.text is not None and body.text.format is not None:
         text = body.text.format.model_dump(by_alias=True, exclude_none=True)
     return ResponsesResponse(
-        id=f"resp_{service.replica_tag}{secrets.token_hex(16)}",
+        id=f"resp_{service.config.replica_tag}{secrets.token_hex(16)}",
         created_at=int(time.time()),
         status="in_progress",
         background=bool(body.background),

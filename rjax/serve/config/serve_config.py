@@ -1,0 +1,58 @@
+"""Configuration of the server."""
+
+import dataclasses
+
+from rjax.serve.config.http_options import HttpOptions
+from rjax.serve.config.limits import ServeLimits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """What a server serves, for whom, and how it answers. The flags that set one field have its
+    text as their help.
+
+    Attributes:
+        model: name of the model in requests and responses.
+        aliases: other names of the model in requests.
+        root: the model's own name; None is ``model``.
+        created: when the server started, in seconds since 1970; None is when it is built.
+        keys: accepted API keys, each a tenant with its own prefix cache; without any, no request
+            needs one.
+        limits: of requests.
+        http: for reverse proxies and browsers.
+        tool_call_parser: how the model writes tool calls; "auto" decides by the markers of its chat
+            template.
+        reasoning_parser: separate the model's reasoning from the content, by its markup; otherwise
+            it stays there.
+        strict_fields: refuse requests with unknown fields; otherwise they are ignored, and each
+            name is logged once.
+        literal_json_schemas: let the model add properties to objects whose schema does not set
+            ``additionalProperties``; otherwise such objects are closed.
+        return_tokens_as_token_ids: write token_id:N instead of a token's text in logprobs, unless a
+            request sets return_tokens_as_token_ids to false.
+        replica_tag: name of this replica among several, in the ids of stored responses.
+    """
+
+    model: str
+    aliases: tuple[str, ...] = ()
+    root: str | None = None
+    created: int | None = None
+    keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    limits: ServeLimits = dataclasses.field(default_factory=ServeLimits)
+    http: HttpOptions = dataclasses.field(default_factory=HttpOptions)
+    tool_call_parser: str = "auto"
+    reasoning_parser: str | None = None
+    strict_fields: bool = False
+    literal_json_schemas: bool = False
+    return_tokens_as_token_ids: bool = False
+    replica_tag: str = ""
+
+    @property
+    def own_name(self) -> str:
+        """The model's own name."""
+        return self.model if self.root is None else self.root
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model in requests, the one of responses first."""
+        return self.model, *self.aliases
