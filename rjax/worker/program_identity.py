@@ -63,6 +63,7 @@ def program_identity(model: nnx.Module, backend: Backend, mesh: Mesh, arguments:
         settings,
         nnx.graphdef(model),
         (backend.name, backend.tuning, backend.streamed_rows, backend.dispatcher.backend),
+        [kernel.name for kernel in backend.dispatcher.kernels],
         jax.tree_util.tree_leaves_with_path(arguments),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

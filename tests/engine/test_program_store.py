@@ -1,5 +1,6 @@
 """Programs on disk: a start neither traces nor compiles what an earlier one kept."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -135,8 +136,10 @@ def identity_of(engine: Any, **other: Any) -> str | None:
     graph, treedef = own._lowering._programs._model
     model = nnx.merge(graph, jax.tree.unflatten(treedef, own._runner.leaves))
     arguments = own._lowering._leaves, own._lowering._state
-    given = {"model": model, "arguments": arguments} | other
-    return identity.program_identity(given["model"], own._backend, own._mesh, given["arguments"])
+    given = {"model": model, "arguments": arguments, "backend": own._backend} | other
+    return identity.program_identity(
+        given["model"], given["backend"], own._mesh, given["arguments"]
+    )
 
 
 def test_the_identity_changes_with_what_programs_depend_on(tiny, monkeypatch):
@@ -151,6 +154,10 @@ def test_the_identity_changes_with_what_programs_depend_on(tiny, monkeypatch):
         found.add(identity_of(engine, **other))
 
     differs(arguments=jax.ShapeDtypeStruct((3,), jnp.float32))
+    backend = engine._worker._backend
+    for name in {kernel.name for kernel in backend.dispatcher.kernels}:
+        rest = backend.dispatcher.without(name)
+        differs(backend=dataclasses.replace(backend, dispatcher=rest))
     with monkeypatch.context() as patch:
         patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
         differs()
