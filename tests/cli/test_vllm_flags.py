@@ -13,6 +13,7 @@ from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.memory_sizes import GIB
 from rjax.serve.config import arguments as serve
+from rjax.serve.config.limits import ServeLimits
 
 PARSERS = {
     "generate": generate.build_parser(),
@@ -121,11 +122,13 @@ def test_flags_of_the_server(tmp_path):
             *("--tool-call-parser", "openai", "--reasoning-parser", "openai_gptoss"),
         ]
     )
-    assert serve.api_keys(arguments) == ["first-key", "second-key", "third-key"]
-    assert arguments.served_model_name == ["a", "b"]
+    config = serve.serve_config(arguments, ServeLimits())
+    assert config.keys == ("first-key", "second-key", "third-key")
+    assert config.names == ("a", "b")
+    assert config.own_name == "m"
     assert arguments.access_log
     assert arguments.disable_log_stats
-    assert serve.tool_format(arguments) == "auto"
+    assert config.tool_call_parser == "auto"
     arguments.reasoning_parser = None
     with pytest.raises(InvalidConfigError, match="goes with --reasoning-parser openai_gptoss"):
-        serve.tool_format(arguments)
+        serve.serve_config(arguments, ServeLimits())

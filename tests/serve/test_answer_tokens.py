@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from rjax.outputs import CompletionOutput, Logprob
 from rjax.sampling import SamplingParams
-from rjax.serve.parsing import REASONING_PARSERS, OutputReader, choose_output_format
+from rjax.serve.parsing.reader import OutputReader
+from rjax.serve.parsing.registry import REASONING_PARSERS, choose_output_format
 from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
 

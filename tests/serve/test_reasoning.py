@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rjax.errors import InvalidConfigError
-from rjax.serve.parsing import REASONING_PARSERS, OutputFormat, choose_output_format
+from rjax.serve.parsing.base import OutputFormat
+from rjax.serve.parsing.registry import REASONING_PARSERS, choose_output_format
 from rjax.serve.parsing.tools.base import Functions
 from rjax.serve.parsing.tools.parser import join_call_deltas
 from rjax.serve.protocol.requests import Tool

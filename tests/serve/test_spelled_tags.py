@@ -14,7 +14,8 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from rjax.outputs import CompletionOutput
 from rjax.sampling import SamplingParams
-from rjax.serve.parsing import OutputReader, choose_output_format
+from rjax.serve.parsing.reader import OutputReader
+from rjax.serve.parsing.registry import choose_output_format
 from rjax.serve.parsing.tools.base import Functions
 from rjax.serve.parsing.tools.parser import join_call_deltas
 from rjax.serve.protocol.requests import Tool

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rjax.serve
-from rjax.serve.parsing import choose_output_format
+from rjax.serve.parsing.registry import choose_output_format
 from rjax.serve.parsing.tools.base import functions
 from rjax.serve.parsing.tools.parser import join_call_deltas
 from rjax.serve.parsing.tools.registry import FAMILIES, choose_tool_format

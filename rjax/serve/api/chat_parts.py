@@ -12,7 +12,7 @@ from rjax.serve.api.chunks import ChatChunks, UsageCounter, json_string, json_te
 from rjax.serve.api.completions import continuous_usage, tokens_as_token_ids, usage_wanted
 from rjax.serve.api.output_events import DONE
 from rjax.serve.api.service import Service
-from rjax.serve.parsing import OutputReader
+from rjax.serve.parsing.reader import OutputReader
 from rjax.serve.parsing.tools.base import functions
 from rjax.serve.parsing.tools.parser import CallDelta, join_call_deltas
 from rjax.serve.parsing.tools.prompt import message_text

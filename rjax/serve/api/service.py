@@ -16,7 +16,7 @@ from rjax.serve.config.limits import ServeLimits
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.auth import KeyRing
 from rjax.serve.http.threads import WorkThreads
-from rjax.serve.parsing import OutputFormat
+from rjax.serve.parsing.base import OutputFormat
 from rjax.serve.parsing.tools.base import ToolFormat
 from rjax.serve.protocol.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from rjax.serve.protocol.fields import UnknownFields

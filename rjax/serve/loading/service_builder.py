@@ -17,8 +17,7 @@ from rjax.serve.config.limits import ServeLimits
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.auth import KeyRing
 from rjax.serve.http.threads import WorkThreads
-from rjax.serve.parsing import choose_output_format
-from rjax.serve.parsing.registry import HARMONY
+from rjax.serve.parsing.registry import HARMONY, choose_output_format
 from rjax.serve.parsing.tools.registry import TOOL_CALL_PARSERS, choose_tool_format
 from rjax.serve.protocol.fields import UnknownFields
 from rjax.serve.stores.response_store import ResponseStore
