@@ -125,7 +125,7 @@ def test_a_lost_connection_aborts_before_its_message(server: LiveServer, monkeyp
     async def never(receive: Any) -> None:
         await asyncio.Event().wait()
 
-    name = f"rjax.serve.{'event_stream' if stream else 'disconnect'}.wait_for_disconnect"
+    name = f"rjax.serve.http.{'event_stream' if stream else 'disconnect'}.wait_for_disconnect"
     monkeypatch.setattr(name, never)
     body = {"prompt": "Who?", "max_tokens": 400, "ignore_eos": True, "stream": stream}
     host, port = server.url.removeprefix("http://").split(":")
