@@ -85,7 +85,7 @@ class SlotRow:
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingState))
 _COUNTS = "output_counts"
-_TOGETHER = 16  # rows that one program writes
+_TOGETHER = 16  # sequences that one program admits
 
 type Admission = Literal["one", "several", "continued"]
 ADMISSIONS: tuple[Admission, ...] = ("one", "several", "continued")

@@ -13,7 +13,7 @@ MAX_PROGRAM_SECONDS = 0.010
 _NUM_STEPS = 4  # of a program: a quarter of the dispatches and reads, and half the wait of 8
 _WEIGHT = 1 / 16  # of the newest time
 _LATE, _NOT_LATE = 0.75, 0.5  # shares of late steps from which several steps pay, and no longer do
-_FEW = 4  # steps that decide nothing alone
+_FEW = 4  # steps, before which nothing is decided
 _PAUSE = 512  # single steps before several are tried again
 _STREAM_SPEED_UP = 2  # from which tokens in groups are worth it to a stream
 _FIRST_RUNS = 3  # of a program: XLA makes its CUDA graph in the second
@@ -188,7 +188,8 @@ class MultiStepPolicy:
 
 
 def may_pay(weight_bytes: int, num_steps: int) -> bool:
-    """Whether a program of steps that read so many bytes each may be short enough to pay."""
+    """Whether ``num_steps`` steps, each of which reads the weights, can be a program that is short
+    enough to pay."""
     return num_steps * weight_bytes / _BYTES_PER_SECOND <= MAX_PROGRAM_SECONDS
 
 

@@ -243,11 +243,11 @@ class ChatEncoder:
         return False
 
     def encode(self, prompt: int, output: RequestOutput) -> list[str]:
-        """See `rjax.serve.http.event_stream.OutputEncoder`."""
+        """See `rjax.serve.api.output_events.OutputEncoder`."""
         return [self._chunk(delta) for delta in self._parts.deltas(output)]
 
     def end(self) -> str:
-        """See `rjax.serve.http.event_stream.OutputEncoder`."""
+        """See `rjax.serve.api.output_events.OutputEncoder`."""
         return (self._chunks.usage(self._parts.usage()) if self._last_usage else "") + DONE
 
     def _chunk(self, delta: ChatDelta) -> str:

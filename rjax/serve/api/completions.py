@@ -220,7 +220,7 @@ class CompletionEncoder(ResponseBuilder):
         )
 
     def encode(self, prompt: int, output: RequestOutput) -> list[str]:
-        """See `rjax.serve.http.event_stream.OutputEncoder`."""
+        """See `rjax.serve.api.output_events.OutputEncoder`."""
         self._add(prompt, output)
         chunks = []
         for completion in output.outputs:
@@ -244,7 +244,7 @@ class CompletionEncoder(ResponseBuilder):
         return chunks
 
     def end(self) -> str:
-        """See `rjax.serve.http.event_stream.OutputEncoder`."""
+        """See `rjax.serve.api.output_events.OutputEncoder`."""
         usage = self._chunks.usage(self._count.usage()) if usage_wanted(self._body) else ""
         return usage + DONE
 

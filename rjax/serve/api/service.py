@@ -83,7 +83,7 @@ class Service:
 
     @property
     def limits(self) -> ServeLimits:
-        """Of requests."""
+        """The limits of requests."""
         return self.config.limits
 
     @property
