@@ -1,4 +1,10 @@
-"""Helpers that emit MLIR operations inside the Mosaic kernels."""
+"""Helpers that emit MLIR operations inside the Mosaic kernels.
+
+Arrays that a kernel writes in place must never be equal constants of the program that calls it. XLA
+merges equal constants into one value. Where it also fuses the kernel with slices of its operands
+(``xla_gpu_enable_dynamic_slice_fusion``, seen with jax 0.11.2), the fusion has one operand for both
+arrays and thus one buffer, so that the kernel overwrites one array with the other.
+"""
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false, reportArgumentType=false

@@ -10,7 +10,7 @@ Source: the low-latency protocol of NCCL.
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 
-from rjax.pallas_kernels.mosaic_emit import i32, i32_type
+from rjax.pallas_kernels.mosaic_emit import add, i32, i32_type
 
 EMPTY = -(2**31)
 """An unwritten word, as int32: the bits of -0.0."""
@@ -24,14 +24,22 @@ def store_words(address, words, order: str) -> None:
     store_vector(f"st.{order}global", address, words)
 
 
+MOST_POLLS = 2**24
+"""After which a thread that waits for CTAs of its own launch traps: 10 seconds or more.
+
+An error ends the process that runs the kernel; a launch that waits for ever holds the GPU.
+"""
+
+
 def poll_words(vectors, scope: str):
     """The words of vectors, each an address (int64) and a size, as soon as none is ``EMPTY``.
 
-    scope: "sys" for words from other devices, "gpu" for those of this one.
+    scope: "sys" for words from other devices, which may be busy for any time; "gpu" for those of
+        this launch, which traps after ``MOST_POLLS`` polls.
     """
     types = [i32_type()] * sum(size for _, size in vectors)
-    loop = scf.WhileOp(types, [])
-    before, load = loop.before.blocks.append(), f"ld.relaxed.{scope}.global"
+    loop = scf.WhileOp([*types, i32_type()], [i32(0)])
+    before, load = loop.before.blocks.append(i32_type()), f"ld.relaxed.{scope}.global"
     with ir.InsertionPoint(before):
         words = [word for address, size in vectors for word in load_vector(load, address, size)]
         least = words  # EMPTY is the smallest int32; a tree, so that few steps wait for another
@@ -39,11 +47,26 @@ def poll_words(vectors, scope: str):
             pairs = zip(least[::2], least[1::2], strict=False)
             rest = least[-1:] if len(least) % 2 else []
             least = [arith.minsi(a, b) for a, b in pairs] + rest
-        scf.condition(arith.cmpi(arith.CmpIPredicate.eq, least[0], i32(EMPTY)), words)
-    after = loop.after.blocks.append(*types)
+        is_empty = arith.cmpi(arith.CmpIPredicate.eq, least[0], i32(EMPTY))
+        scf.condition(is_empty, [*words, before.arguments[0]])
+    after = loop.after.blocks.append(*types, i32_type())
     with ir.InsertionPoint(after):
-        scf.yield_([])
-    return list(loop.results)
+        polls = after.arguments[-1]
+        scf.yield_([count_poll(polls) if scope == "gpu" else polls])
+    return list(loop.results)[:-1]
+
+
+def count_poll(polls):
+    """The number of polls after one more, as int32; traps at ``MOST_POLLS``."""
+    polls = add(polls, 1)
+    llvm.inline_asm(
+        ir.Type.parse("!llvm.void"),
+        [polls],
+        f"{{ .reg .pred p; setp.eq.u32 p, $0, {MOST_POLLS}; @p trap; }}",
+        "r",
+        has_side_effects=True,
+    )
+    return polls
 
 
 def store_vector(instruction: str, address, words, offset: int = 0) -> None:

@@ -20,7 +20,7 @@ from jaxlib.mlir.dialects import arith, llvm, scf
 from jaxtyping import Array, Int32
 
 from rjax.pallas_kernels.mosaic_emit import THREADS, address, i32, i32_type, thread_index
-from rjax.pallas_kernels.words import load_vector, store_words
+from rjax.pallas_kernels.words import count_poll, load_vector, store_words
 
 _PROXY_FENCE = "fence.proxy.async.global;"  # without .global it waits for all stores of the thread
 
@@ -44,9 +44,11 @@ class Arrivals:
 
     @classmethod
     def empty(cls) -> "Arrivals":
-        """Before the first launch of a step."""
-        counters = jnp.zeros((2, COUNTERS), jnp.int32)
-        return cls(counters[0], counters[1])
+        """Before the first launch of a step, which clears ``other`` whatever it holds.
+
+        Its ones keep the two arrays apart: see `mosaic_emit`, "Arrays that a kernel writes".
+        """
+        return cls(jnp.zeros(COUNTERS, jnp.int32), jnp.ones(COUNTERS, jnp.int32))
 
 
 def arrive(counters, which: int) -> None:
@@ -67,18 +69,24 @@ def arrive(counters, which: int) -> None:
 
 
 def wait_for(counters, which: int, count: int) -> None:
-    """Wait until ``count`` warpgroups have arrived; one thread of the warpgroup polls."""
+    """Wait until ``count`` warpgroups have arrived; one thread of the warpgroup polls.
+
+    The launch traps if they do not (`count_poll`).
+    """
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
     def run(_, ref):
         place = address(ref, i32(4 * which))
         with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, thread_index(), i32(0))):
-            loop = scf.WhileOp([], [])
-            with ir.InsertionPoint(loop.before.blocks.append()):
+            loop = scf.WhileOp([i32_type()], [i32(0)])
+            before = loop.before.blocks.append(i32_type())
+            with ir.InsertionPoint(before):
                 [found] = load_vector("ld.acquire.gpu.global", place, 1)
-                scf.condition(arith.cmpi(arith.CmpIPredicate.slt, found, i32(count)), [])
-            with ir.InsertionPoint(loop.after.blocks.append()):
-                scf.yield_([])
+                is_early = arith.cmpi(arith.CmpIPredicate.slt, found, i32(count))
+                scf.condition(is_early, list(before.arguments))
+            after = loop.after.blocks.append(i32_type())
+            with ir.InsertionPoint(after):
+                scf.yield_([count_poll(*after.arguments)])
         _warpgroup_barrier()
         _emit(_PROXY_FENCE)
 

@@ -75,9 +75,12 @@ class LayerWords:
 
     @classmethod
     def empty(cls, sizes: LayerSizes) -> "LayerWords":
-        """Before the first launch of a step."""
-        words = jnp.full((2, sizes.words), EMPTY, jnp.int32)
-        return cls(words[0], words[1])
+        """Before the first launch of a step, which empties ``other`` whatever it holds.
+
+        Its zeros keep the two arrays apart: see `mosaic_emit`, "Arrays that a kernel writes".
+        """
+        current = jnp.full(sizes.words, EMPTY, jnp.int32)
+        return cls(current, jnp.zeros_like(current))
 
 
 def refusal(

@@ -56,12 +56,16 @@ def pages_needed(
 
 
 def make_state(setup: Setup, *, batch: int, num_pages: int, dtype: DTypeLike) -> DecodeState:
-    """An empty state of ``batch`` rows; ``dtype`` of the KV is that of the weights."""
+    """An empty state of ``batch`` rows; ``dtype`` of the KV is that of the weights.
+
+    Values start as ones and keys as zeros, since a caller's program may make the state and a kernel
+    writes both: see `mosaic_emit`, "Arrays that a kernel writes".
+    """
     config = setup.config
     shape = (num_pages, config.num_kv_heads, setup.page_size, config.head_dim)
     return DecodeState(
         k_pages=[jnp.zeros(shape, dtype) for _ in range(config.num_layers)],
-        v_pages=[jnp.zeros(shape, dtype) for _ in range(config.num_layers)],
+        v_pages=[jnp.ones(shape, dtype) for _ in range(config.num_layers)],
         page_table=jnp.full((batch, setup.table_pages), -1, jnp.int32),
         lengths=jnp.zeros(batch, jnp.int32),
         pages_used=jnp.zeros((), jnp.int32),

@@ -153,6 +153,37 @@ def test_equals_plain_jax(name, position):
     _compare(name, position)
 
 
+def test_the_words_of_a_first_launch_are_not_equal():
+    """XLA may give equal constants one buffer, and then a launch empties what it sends."""
+    words = LayerWords.empty(MODELS["qwen3-0.6b"].sizes())
+    assert (words.current == EMPTY).all()
+    assert (words.other != EMPTY).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "llama-3-8b"])
+def test_in_a_program_that_slices_its_operands_from_one_array(name):
+    """As a step of the engine does: XLA makes one fusion of the kernel and the slices."""
+    layer = MODELS[name]
+    *arguments, table, position, slot, words = _arguments(layer, 100)
+    packed = jnp.concatenate([position, slot, table[0]])
+
+    def two_layers(packed, x, update, weights, cos, sin, *pools, words=None):
+        words = LayerWords.empty(layer.sizes()) if words is None else words
+        for _ in range(2):
+            operands = weights, cos, sin, *pools, packed[None, 2:], packed[0:1], packed[1:2]
+            x, update, *pools, words = _run(x, update, *operands, words, scale=0.1)
+            update = Partial(update[None], dtype=x.dtype)
+        return x, update.summands, *pools
+
+    expected = two_layers(packed, *arguments, words=words)
+    found = jax.jit(two_layers)(packed, *arguments)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(
+            np.asarray(one).view(np.uint8), np.asarray(other).view(np.uint8)
+        )
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("position", [100, 1024])
 @pytest.mark.parametrize(("kind", "name"), FEW_BITS)
