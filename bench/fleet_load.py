@@ -116,7 +116,7 @@ def _ready(process: "subprocess.Popen[str]", seconds: float) -> str:
             if ready.select(1.0):
                 line = process.stdout.readline()
                 if not line:
-                    break
+                    raise RuntimeError(f"the server ended, status {process.wait()}; see its log")
                 if found := _URL.search(line):
                     return found[1]
     raise TimeoutError(f"the server was not ready after {seconds:g} s; see its log")

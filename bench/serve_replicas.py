@@ -10,8 +10,6 @@ serve`). "/ first" is the rate over that of the first row.
 """
 
 import argparse
-import json
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +17,11 @@ from typing import Any
 
 from bench.command_line import command_parser, keep, run
 from bench.fleet_load import fleet
+from bench.served_model import write_served_model
 from rjax.benchmarks import serve
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import record
-from rjax.models import BUNDLED_MODEL
 
 COLUMNS = {
     "replicas": "replicas",
@@ -60,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        _write_model(arguments.shapes, Path(folder))
+        write_served_model(arguments.shapes, Path(folder))
         for count in arguments.replicas:
             row = {"replicas": count} | _measure(arguments, folder, count)
             row["of_first"] = row["requests_per_s"] / (rows or [row])[0]["requests_per_s"]
@@ -68,15 +66,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Only now: to ask JAX for the device takes most of its memory from the replicas.
     found = record("bench.serve_replicas", rows, vars(arguments))
     keep(found, COLUMNS, arguments.json, "serve_replicas")
-
-
-def _write_model(shapes: str, folder: Path) -> None:
-    """A folder with the configuration, and the tokenizer of the bundled model."""
-    vocabulary = json.loads((BUNDLED_MODEL / "config.json").read_text())["vocab_size"]
-    config = SHAPES[shapes] | {"vocab_size": vocabulary}  # each token that is drawn has a text
-    (folder / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(BUNDLED_MODEL / name, folder)
 
 
 def _measure(arguments: argparse.Namespace, folder: str, replicas: int) -> dict[str, Any]:

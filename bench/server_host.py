@@ -26,25 +26,20 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from bench.command_line import run
 from bench.scheduler import HostOnlyWorker
+from bench.server_load import ServerLoad, measure_load
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_hash import root_key
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import HostLogprobs, StepReadout
 from rjax.benchmarks.options import whole
-from rjax.benchmarks.stream_client import (
-    Address,
-    Arrival,
-    Streamed,
-    stream_load_in_processes,
-)
+from rjax.benchmarks.stream_client import Address
 from rjax.benchmarks.text_tables import text
 from rjax.cli.parser import OneLineParser
 from rjax.config import EngineConfig
@@ -62,7 +57,6 @@ from rjax.serve.http.starting_app import StartingApp
 from rjax.serve.loading.service_builder import make_service
 from rjax.tokenization import Tokenizer
 
-_SHARED, _UNIQUE = 2048, 64
 COLUMNS = {
     "work": "work",
     "engine": "engine",
@@ -199,61 +193,16 @@ def _serve(settings: dict[str, Any], pipe: Any) -> None:
     asyncio.run(server.run_on(listener))
 
 
-def _arrivals(streams: int, options: argparse.Namespace, seed: int) -> list[Arrival]:
-    """Requests that arrive at once, with a shared prefix."""
-    rng = np.random.default_rng(7)
-    shared = rng.integers(40, 300, _SHARED).tolist()
-    own = np.random.default_rng(seed).integers(40, 300, (streams, _UNIQUE)).tolist()
-    body: dict[str, Any] = {
-        "model": options.model,
-        "max_tokens": options.max_tokens,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    if options.stop:
-        body["stop"] = ["\n\n###", "Question:", "</answer>"]
-    if options.usage:
-        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    if options.logprobs and options.chat:
-        body |= {"logprobs": True, "top_logprobs": options.logprobs}
-    elif options.logprobs:
-        body["logprobs"] = options.logprobs
-    if options.chat:
-        tokens = Tokenizer(resolve_folder(BUNDLED_MODEL))
-        text_of = [tokens.decode(ids, skip_special_tokens=True) for ids in [shared, *own]]
-        return [
-            Arrival(
-                0.0,
-                "/v1/chat/completions",
-                {
-                    **body,
-                    "messages": [
-                        {"role": "system", "content": text_of[0]},
-                        {"role": "user", "content": suffix},
-                    ],
-                },
-            )
-            for suffix in text_of[1:]
-        ]
-    return [Arrival(0.0, "/v1/completions", {**body, "prompt": shared + ids}) for ids in own]
-
-
-def figures(answers: list[Streamed], tokens: int) -> dict[str, float]:
-    """Throughput and latency of a load; raises RuntimeError if an answer is not whole."""
-    for answer in answers:
-        if not answer.ended or answer.status != 200 or "error" in (answer.events or ["error"])[-1]:
-            last = answer.events[-1:] or ["nothing"]
-            raise RuntimeError(f"an answer failed: status {answer.status}, {last[0][:300]}")
-    first = np.array([answer.times[0] - answer.sent for answer in answers])
-    gaps = np.concatenate([np.diff(answer.times) for answer in answers])
-    span = max(a.times[-1] for a in answers) - min(a.sent for a in answers)
-    found = {"tokens_per_s": len(answers) * tokens / span}
-    found["chunks"] = float(sum(len(answer.times) for answer in answers))
-    for name, values in (("ttft_ms", first), ("gap_ms", gaps)):
-        for p in (50, 99):
-            found[f"{name}_p{p}"] = float(np.percentile(values, p)) * 1e3
-        found[f"{name}_max"] = float(values.max()) * 1e3
-    return found
+def _load(streams: int, options: argparse.Namespace) -> ServerLoad:
+    return ServerLoad(
+        streams=streams,
+        max_tokens=options.max_tokens,
+        chat=options.chat,
+        stop=options.stop,
+        usage=options.usage,
+        logprobs=options.logprobs,
+        model=options.model,
+    )
 
 
 def measure(streams: int, step_ms: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -268,7 +217,7 @@ def measure(streams: int, step_ms: float, options: argparse.Namespace) -> dict[s
     server = context.Process(target=_serve, args=(settings, server_end))
     server.start()
     try:
-        work = {"work": _work(options), "engine": options.engine}
+        work = {"work": _load(streams, options).name, "engine": options.engine}
         return {**work, **_measure(streams, step_ms, options, pipe)}
     finally:
         pipe.send(False)
@@ -286,7 +235,12 @@ def _measure(
         return pipe.recv()
 
     spent: list[list[float]] = []
-    found = load("127.0.0.1", port, streams, options, lambda: spent.append(clocks()))
+    found = measure_load(
+        Address("127.0.0.1", port),
+        _load(streams, options),
+        options.clients,
+        lambda: spent.append(clocks()),
+    )
     loop, engine = (b - a for a, b in zip(*spent, strict=True))
     return {
         "streams": streams,
@@ -296,30 +250,6 @@ def _measure(
         "engine_us": engine / found["chunks"] * 1e6,
         **found,
     }
-
-
-def load(
-    host: str,
-    port: int,
-    streams: int,
-    options: argparse.Namespace,
-    around: Callable[[], object] = lambda: None,
-) -> dict[str, float]:
-    """The figures of a load, after one like it that fills the prefix cache and opens all paths;
-    ``around`` is called before and after the one that counts."""
-    stream_load_in_processes(Address(host, port), _arrivals(streams, options, 1), options.clients)
-    arrivals = _arrivals(streams, options, 2)
-    around()
-    answers = stream_load_in_processes(Address(host, port), arrivals, options.clients)
-    around()
-    return figures(answers, options.max_tokens)
-
-
-def _work(options: argparse.Namespace) -> str:
-    parts = ["chats" if options.chat else "completions"]
-    parts += ["stop strings"] * options.stop + ["usage"] * options.usage
-    parts += [f"{options.logprobs} logprobs"] * bool(options.logprobs)
-    return ", ".join(parts)
 
 
 def main() -> None:
@@ -364,11 +294,11 @@ def main() -> None:
         url = urllib.parse.urlsplit(options.url)
         if url.scheme != "http" or url.hostname is None:
             parser.error(f"--url {options.url}: give an address as http://127.0.0.1:8000")
-        place = url.hostname, url.port or 80
-        rows = [
-            {"work": _work(options), "engine": "-", "streams": n, **load(*place, n, options)}
-            for n in options.streams
-        ]
+        place = Address(url.hostname, url.port or 80)
+        rows = []
+        for load in (_load(streams, options) for streams in options.streams):
+            found = measure_load(place, load, options.clients)
+            rows.append({"work": load.name, "engine": "-", "streams": load.streams, **found})
     print(text(rows, COLUMNS))
     if options.json is not None:
         record = {
