@@ -44,12 +44,13 @@ def step_key(shape: StepShape, features: StepFeatures) -> ProgramKey:
 def sampling_key(seqs: int, features: StepFeatures) -> ProgramKey | None:
     """The sampling program of a step, or None if the step's own greedy tokens serve.
 
-    Steps with logprobs share the program of the mode "full", which serves every sequence.
+    Of steps with logprobs, the mode "random" serves greedy sequences too.
     """
     if features.prompt_logprobs and features.sampling == "greedy":
         return None  # the step has the logprobs
     if features.num_logprobs:
-        features = StepFeatures("full", features.num_logprobs, False)
+        if features.sampling == "greedy":
+            features = dataclasses.replace(features, sampling="random")
     elif features.sampling == "greedy":
         return None
     features = dataclasses.replace(features, prompt_logprobs=False)

@@ -45,8 +45,8 @@ def warmup_keys(
     for shape in (*first, *_by_urgency(shapes)):
         found += step_key(shape, greedy), *(sampling_key(shape.seqs, each) for each in features)
     if num_logprobs:
-        logprobs = StepFeatures("full", num_logprobs, False)
-        found += [sampling_key(shape.seqs, logprobs) for shape in shapes.all]
+        with_logprobs = [StepFeatures(mode, num_logprobs, False) for mode in modes]
+        found += [sampling_key(s.seqs, each) for each in with_logprobs for s in shapes.all]
     if num_decode_steps > 1:
         found += [key for shape in shapes.decode for key in _multi_step_keys(shape, modes)]
     return [key for key in dict.fromkeys(found) if key is not None]

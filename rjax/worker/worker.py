@@ -252,20 +252,20 @@ class Worker:
     def warmup(
         self, when: Warmup = "on", modes: Sequence[SamplerMode] = ("greedy", "random", "full")
     ) -> None:
-        """Compile every step shape in these modes of the sampler, the admission of a sequence, and
-        the copies of pages. Steps with prompt logprobs are compiled at their first use; so is the
-        sampling of logprobs, except in the background."""
+        """Compile every step shape in these modes of the sampler, the sampling of logprobs, the
+        admission of a sequence, and the copies of pages. Steps with prompt logprobs are compiled at
+        their first use."""
         if when == "auto":
             when = "off" if self._mesh.devices.flat[0].platform == "cpu" else "background"
         match when:
             case "on":  # with a policy, those of several steps follow, of the steps that are short
-                background = self._compile(modes, num_logprobs=0, several=self._policy is None)
+                background = self._compile(modes, several=self._policy is None)
                 background.wait(progress=self._progress)
                 self._run_empty(modes, background)
             case "background":
                 weight_bytes = sum(leaf.nbytes for leaf in self._runner.leaves) // self._mesh.size
                 several = self._policy is None or may_pay(weight_bytes, self.num_decode_steps)
-                self._compile(modes, num_logprobs=self._max_logprobs, several=several)
+                self._compile(modes, several=several)
 
     def admit(self, rows: Mapping[int, SlotRow]) -> None:
         """Fill slots of the sampling state for new sequences, replacing all of them."""
@@ -330,16 +330,14 @@ class Worker:
         result = self._runner.run(self._state, shape, features, packed)
         return DispatchedStep(batch, start_copy(result), stats, rows)
 
-    def _compile(
-        self, modes: Sequence[SamplerMode], *, num_logprobs: int, several: bool
-    ) -> BackgroundWarmup:
+    def _compile(self, modes: Sequence[SamplerMode], *, several: bool) -> BackgroundWarmup:
         """Compile all programs; also those of several decode steps if ``several``."""
         padding_is_cheap = self._backend.spare_rows > 0
         keys = warmup_keys(
             self.shapes,
             modes,
             num_decode_steps=self.num_decode_steps if several else 1,
-            num_logprobs=num_logprobs,
+            num_logprobs=self._max_logprobs,
             largest_first=padding_is_cheap,
         )
         self._background = BackgroundWarmup(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sampling_cases import EVERYTHING, WIDTH, Case, V, admitted, logits_of, step
 
 from rjax.sampling import token_logprobs
+from rjax.sampling.prompt_logprobs import most_likely
 
 compiled = jax.jit(token_logprobs, static_argnames="k")
 
@@ -32,6 +33,18 @@ def test_against_numpy(seed, targets):
     np.testing.assert_array_equal(result.top_ids, order)
     best = np.take_along_axis(logprobs, order, axis=-1)
     np.testing.assert_allclose(result.top_logprobs, best, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([1, 2, 7]), st.sampled_from([1, 20]))
+def test_the_most_likely_of_a_large_vocabulary_in_the_order_of_their_ids(seed, kinds, k):
+    """With few kinds of values, most of them tie; -inf is one of them."""
+    rng = np.random.default_rng(seed)
+    values = np.concatenate([[-np.inf], rng.standard_normal(kinds)]).astype(np.float32)
+    x = rng.choice(values, (2, 64 * 50 + 9))
+    found = jax.jit(most_likely, static_argnums=1)(x, k)
+    for got, want in zip(found, jax.lax.top_k(x, k), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("target", [-1, V, 2**31 - 1])

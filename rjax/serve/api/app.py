@@ -45,9 +45,9 @@ from rjax.serve.telemetry.refusal_log import RefusalLog
 
 private = private_router()
 ROUTERS = (
+    private,  # first, since routes are tried in their order and most requests generate
     server_info.public,
     page.router,
-    private,
     responses.router,
     invocations.router,
     pooling.router,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 from rjax.errors import GrammarFailedError, OverloadedError
@@ -86,7 +86,7 @@ class RequestGroup:
                 self._generated[stream.request_id] = 0
 
             found = await asyncio.gather(
-                *(submit(i, text, tokens) for i, (text, tokens) in enumerate(prompts)),
+                *(_started(submit(i, *prompt)) for i, prompt in enumerate(prompts)),
                 return_exceptions=True,
             )
             for failed in found:
@@ -186,3 +186,9 @@ class RequestGroup:
             if not stream.finished:
                 self._service.metrics.aborted(self._params.n)
             stream.close()
+
+
+def _started(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task that has run up to its first wait: of many requests that arrive together, the engine
+    gets the first one before the last one is parsed."""
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rjax.serve.http.connections import ConnectionLimiter
 from rjax.serve.http.disconnect import Disconnect
+from rjax.serve.http.loop_turns import LoopTurns
 from rjax.serve.http.wire import offer_wire
 from rjax.serve.protocol.errors import ApiError, error_response
 
@@ -24,6 +25,7 @@ class BoundedProtocol(H11Protocol):
 
     Args:
         connections: limiter of the server's connections.
+        turns: of its requests.
         health_paths: paths that are served beyond the connection limits.
         retry_after: ``Retry-After`` of a 503, in seconds.
         options: of uvicorn's protocol.
@@ -32,12 +34,14 @@ class BoundedProtocol(H11Protocol):
     def __init__(
         self,
         connections: ConnectionLimiter,
+        turns: LoopTurns,
         health_paths: frozenset[str],
         retry_after: int,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self._open = connections
+        self._turns = turns
         self._health_paths = health_paths
         self._retry_after = retry_after
         self._counted: _CountingTransport
@@ -56,6 +60,7 @@ class BoundedProtocol(H11Protocol):
         self._resumed = lambda: None
         if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
             offer_wire(scope, _ChunkedWire(self._counted, self.flow, self._call_on_resume))
+        await self._turns.enter()
         await self._inner(scope, receive, send)
 
     def _call_on_resume(self, callback: Callable[[], object]) -> None:

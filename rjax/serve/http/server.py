@@ -18,6 +18,7 @@ from rjax.serve.config.limits import ServeLimits
 from rjax.serve.http.backend import Backend
 from rjax.serve.http.connections import ConnectionLimiter
 from rjax.serve.http.http_protocol import BoundedProtocol
+from rjax.serve.http.loop_turns import LoopTurns
 from rjax.serve.http.starting_app import StartingApp
 from rjax.serve.http.threads import run_on_new_thread
 from rjax.serve.protocol.errors import ApiError
@@ -26,6 +27,7 @@ _FLUSH_SECONDS = 5  # for sending complete responses at shutdown
 _DEAD_SECONDS = 2.0  # of 503 responses after the engine failed, before the server ends
 _SWEEP_TICKS = 5  # of a tenth of a second, between two checks of the connections
 _ACCEPT_BATCH = 16  # connections that uvicorn accepts in one turn of the event loop
+_REQUESTS_A_TURN = 8  # of the event loop; parsing one takes up to a millisecond
 _BACKLOG = 1024  # of the listening socket
 _OTHER_FILES = 128  # file descriptors that are not connections
 _log = logging.getLogger("rjax.serve")
@@ -71,11 +73,12 @@ class Server(uvicorn.Server):
     ) -> None:
         limits = app.limits
         self._open = ConnectionLimiter(limits, _max_open_connections(limits))
+        turns = LoopTurns(_REQUESTS_A_TURN)
         super().__init__(
             uvicorn.Config(
                 app,
                 http=functools.partial(
-                    BoundedProtocol, self._open, app.http.health_paths, limits.retry_after
+                    BoundedProtocol, self._open, turns, app.http.health_paths, limits.retry_after
                 ),  # type: ignore[arg-type]
                 backlog=_ACCEPT_BATCH,
                 ws="none",
