@@ -2,6 +2,7 @@
 
     python -m bench.server_share                                 # Llama-3-8B's shapes on a GPU
     python -m bench.server_share --streams 1024 --works completions
+    python -m bench.server_share --warmup background --name server_share_compiling
     python -m bench.server_share --shapes tiny --streams 4 --max-tokens 8 --json share.json
 
 Every stream has 2,048 shared and 64 unique prompt tokens; all arrive at once, with everything
@@ -79,6 +80,12 @@ def build_parser() -> OneLineParser:
         default="process",
         help="where the server's engine runs (default: process, as in rjax serve)",
     )
+    p.add_argument(
+        "--warmup",
+        choices=("on", "background"),
+        default="on",
+        help="of the server; in the background it compiles during the load, without a cache",
+    )
     p.add_argument("--log", type=Path, metavar="FILE", help="of the server, for errors")
     p.add_argument("--name", default="server_share", help="of the result (default: server_share)")
     return p
@@ -96,7 +103,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_served_model(arguments.shapes, Path(folder))
         alone, ceilings = _in_own_process(folder, arguments)
         rows = [row for rows in alone.values() for row in rows]
-        with fleet(folder, *_flags(arguments), log=arguments.log, seconds=_START_SECONDS) as server:
+        flags = _flags(arguments)
+        if arguments.warmup == "background":
+            flags += ["--compilation-cache-dir", str(Path(folder) / "compiled")]
+        with fleet(folder, *flags, log=arguments.log, seconds=_START_SECONDS) as server:
             for load in loads:
                 rows.append(_through_http(server, load, arguments.clients, alone[load.streams]))
     # Only now: to ask JAX for the device takes memory from the engines.
@@ -113,7 +123,8 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _flags(arguments: argparse.Namespace) -> list[str]:
-    given = {k: v for k, v in _options(arguments).items() if k != "use_tqdm"}
+    given = {**_options(arguments), "warmup": arguments.warmup}
+    del given["use_tqdm"]
     flags = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     flags += ["--served-model-name", ServerLoad(1).model]
     flags += ["--limit", "address_connections=4096", "--limit", "queued_sequences=4096"]

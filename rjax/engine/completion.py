@@ -178,9 +178,7 @@ def logprob_entry(
     A negative limit or None takes all tokens of the step.
     """
 
-    def text(token: int) -> str | None:
-        return None if tokenizer is None else tokenizer.token_text(token)
-
+    text = _no_text if tokenizer is None else tokenizer.token_text
     wanted = len(step.top_ids) if limit is None or limit < 0 else limit
     entry = {token_id: Logprob(step.logprob, step.rank, text(token_id))}
     ids, values = step.top_ids[:wanted].tolist(), step.top_logprobs[:wanted].tolist()
@@ -188,3 +186,7 @@ def logprob_entry(
         if other != token_id:
             entry[other] = Logprob(logprob, rank, text(other))
     return entry
+
+
+def _no_text(token_id: int) -> None:
+    """The text of a token without a tokenizer."""

@@ -140,6 +140,6 @@ def _unpack_logprobs(packed: Any) -> Any:
     if packed is None:
         return None
     return [
-        None if position is None else {i: Logprob(*values) for i, *values in position}
+        None if position is None else {i: Logprob(x, rank, text) for i, x, rank, text in position}
         for position in packed
     ]
