@@ -26,6 +26,7 @@ from bench import (
     quantised_answers,
     replicas,
     serve_replicas,
+    server_share,
     startup,
     step_breakdown,
     swap,
@@ -78,6 +79,7 @@ command `python -m bench.suite` runs those that need one GPU and nothing else.
 | `python -m bench.quantised_answers` | the same with quantised weights, and perplexity |
 | `python -m bench.scheduler` | host time of a step |
 | `python -m bench.server_host` | host time of a streamed token in the server |
+| `python -m bench.server_share` | a server beside its engine in process, under one load |
 | `python -m bench.swap` | a step while pages are swapped to or from host memory |
 
 The roofline is the shortest possible time: the larger of the time to move all bytes at the copy
@@ -185,6 +187,7 @@ SECTIONS: dict[str, Section] = {
     ),
     "replicas": Section("Replicas", _rows(replicas.COLUMNS)),
     "serve_replicas": Section("One replica and several", _rows(serve_replicas.COLUMNS)),
+    "server_share": Section("The server and its engine", _rows(server_share.COLUMNS)),
     "compare_engines": Section("Comparison with other engines", _rows(compare_engines.COLUMNS)),
     "compare_torch": Section(
         "Comparison with torch", _rows(compare_torch.COLUMNS), compare_torch.draw

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 from rjax.benchmarks.model_shapes import SHAPES
@@ -15,12 +16,13 @@ def write_served_model(shapes: str, folder: Path) -> None:
         shapes: a key of `SHAPES`.
         folder: that exists.
     """
-    config = SHAPES[shapes]
+    # With its version transformers takes the tokenizer as it is.
+    config = SHAPES[shapes] | {"transformers_version": version("transformers")}
     tokenizer = json.loads((BUNDLED_MODEL / "tokenizer.json").read_text("utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     first = len(vocabulary)
     if config["vocab_size"] < first:
-        config = config | {"vocab_size": first}
+        config |= {"vocab_size": first}
     # No merge makes them, so prompts are encoded as by the bundled model.
     vocabulary |= {f"\u0120word{i}": i for i in range(first, config["vocab_size"])}
     (folder / "config.json").write_text(json.dumps(config))

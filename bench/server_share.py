@@ -33,7 +33,6 @@ from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import record
 from rjax.benchmarks.stream_client import Address
-from rjax.cli.parser import OneLineParser
 
 COLUMNS = {
     "work": "work",
@@ -61,7 +60,7 @@ _START_SECONDS = 500.0
 _OPTIONS = {"load_format": "dummy", "warmup": "on", "use_tqdm": False}
 
 
-def build_parser() -> OneLineParser:
+def build_parser() -> argparse.ArgumentParser:
     """The benchmark's arguments."""
     p = command_parser("bench.server_share", __doc__)
     p.add_argument("--shapes", choices=sorted(SHAPES), default="llama-3-8b", help="of the model")

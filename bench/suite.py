@@ -1,7 +1,7 @@
 """Runs the benchmarks of bench/README.md that need one GPU and nothing else, one after another, and
 generates the page. `OTHERS` of them have to be run by hand.
 
-    python -m bench.suite              # on a GPU, about 25 minutes
+    python -m bench.suite              # on a GPU, about 30 minutes
     python -m bench.suite --list       # only print the commands
     python -m bench.suite --only decode_step,throughput --seconds 300
     python -m bench.suite --into FOLDER    # write the results there, without the README
@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, int]] = {
         "--prefix 0,2048 --rounds 3 --json bench/results/latency_qwen3.json",
         200,
     ),
+    "server_share": ("bench.server_share --streams 64 256", 360),
     "swap": ("bench.swap --shapes llama-3-8b", 120),
     "longbench": ("bench.longbench --json bench/results/longbench.json", 120),
 }

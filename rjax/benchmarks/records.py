@@ -3,6 +3,7 @@
 import datetime
 import json
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,7 @@ def environment() -> dict[str, Any]:
     return {
         "device": device.device_kind if device.platform != "cpu" else f"CPU ({platform.machine()})",
         "devices": jax.device_count(),
+        "gpu_driver": _gpu_driver(),
         "driver": getattr(device.client, "platform_version", "").splitlines()[0],
         "python": platform.python_version(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
@@ -110,6 +112,16 @@ def load(path: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{path} is no benchmark record: it lacks {', '.join(sorted(missing))}")
     return found
+
+
+def _gpu_driver() -> str | None:
+    """Version of NVIDIA's kernel module."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text("utf-8")
+    except OSError:
+        return None
+    found = re.search(r"\b(\d+\.\d+(\.\d+)?)\b", text)
+    return None if found is None else found[1]
 
 
 def _version(name: str) -> str | None:

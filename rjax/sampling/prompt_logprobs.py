@@ -68,7 +68,8 @@ def most_likely(
     X, V = x.shape
     groups = -(-V // _GROUP)
     if not 0 < k < groups // 2:
-        return tuple(jax.lax.top_k(x, k))
+        values, ids = jax.lax.top_k(x, k)
+        return values, ids
     padded = jnp.pad(x, ((0, 0), (0, groups * _GROUP - V)), constant_values=-jnp.inf)
     grouped = padded.reshape(X, groups, _GROUP)
     _, best = jax.lax.top_k(grouped.max(axis=-1), k)
