@@ -255,6 +255,27 @@ def throughput() -> str:
     return about + table(head, rows) + _source(kept, "throughput.json")
 
 
+def server_share() -> str:
+    """The server beside its engine, from bench/results/server_share.json and its 1,024 streams."""
+    kept, more = _kept("server_share.json"), _kept("server_share_1024.json")
+    rows = [
+        [
+            row["work"],
+            f"{row['streams']:,}",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['share']:.2f}",
+            *(f"{row[name]:,.0f}" for name in ("ttft_ms_p99", "gap_ms_p50", "gap_ms_p99")),
+            f"{row['cores']:.1f}",
+        ]
+        for row in (*kept["rows"], *more["rows"])
+        if "cores" in row
+    ]
+    head = ["streams of", "at once", "output tokens/s", "of `LLM.generate`"]
+    head += ["TTFT p99, ms", "gap p50, ms", "gap p99, ms", "cores of the front end"]
+    source = _source(kept, "server_share.json", "server_share_1024.json")
+    return table(head, rows) + source
+
+
 def quantised_answers() -> str:
     """The quantised bundled model, from bench/results/quantised_answers_cpu.json."""
     kept = _kept("quantised_answers_cpu.json")
@@ -300,6 +321,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         experts,
         startup,
         throughput,
+        server_share,
         quantised_answers,
     )
 }
