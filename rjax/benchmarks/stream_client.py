@@ -17,6 +17,10 @@ from typing import Any
 
 import h11
 
+from rjax.child_python import child_command
+
+_CLIENT = "from rjax.benchmarks.stream_client import main; main()"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arrival:
@@ -249,7 +253,7 @@ def stream_load_in_processes(
         clients = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", __name__],
+                    child_command(_CLIENT),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -272,7 +276,7 @@ def stream_load_in_processes(
     return [Streamed(*found) for text in texts for found in json.loads(text)]
 
 
-def _main() -> None:
+def main() -> None:
     """A client process: a load on the standard input, its answers on the standard output."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; one reports it
     print(flush=True)
@@ -280,7 +284,3 @@ def _main() -> None:
     arrivals = [Arrival(*fields) for fields in part]
     answers = asyncio.run(stream_load(Address(*address), arrivals, start, most))
     json.dump([dataclasses.astuple(answer) for answer in answers], sys.stdout)
-
-
-if __name__ == "__main__":
-    _main()

@@ -3,13 +3,10 @@
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
-import pathlib
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rjax.batch.compile_progress import CompileProgress
+from rjax.child_python import child_command
 from rjax.engine_channel.channel import EngineChannel, StepSink, check_utility
 from rjax.engine_channel.error_codec import unpack_error
 from rjax.engine_channel.facts import EngineFacts
@@ -52,8 +50,7 @@ _READ_BYTES = 256 * 2**10
 _POLL_SECONDS = 0.25
 _SILENT_SECONDS = 10.0  # without a beat, after which "waits for a program" is not believed
 _BOOT = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv[2])
+import sys
 from rjax.engine_process import main
 main(int(sys.argv[1]))
 """
@@ -405,12 +402,11 @@ class ProcessChannel(EngineChannel):
 def _start_process(fd: int) -> subprocess.Popen[bytes]:
     """Start an engine process. Its stdout is the stderr of this process, whose own stdout may be
     read by a program."""
-    path = [str(pathlib.Path(entry).resolve()) for entry in sys.path]
     # The child inherits the mask: no signal may end it before it ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         return subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(fd), json.dumps(path)],
+            child_command(_BOOT, str(fd)),
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             stdout=2,

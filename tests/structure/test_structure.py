@@ -1,6 +1,7 @@
 """The shape of the code base, held by tests: imports, file lengths, what must be absent."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ engine worker
 engine_platform
 engine_summary
 engine_builder functional
-gc_freeze output_queue progress quiet_imports
+child_python gc_freeze output_queue progress quiet_imports
 conversations prefixed_prompts request_runner
 beam_search output_stream scoring
 llm
@@ -216,3 +217,10 @@ def test_ci_runs_the_commands_of_the_readme():
 def test_python_version_is_the_one_declared():
     declared = (ROOT / ".python-version").read_text().strip()
     assert sys.version_info[:2] >= tuple(int(x) for x in declared.split("."))
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if layer_of(p) == LAYERS.index("rjax")])
+def test_processes_are_started_by_child_command(path):
+    """`child_python` keeps the working folder, which may be a model's, from running code."""
+    if path.parts[-2] != "examples" and path.name != "child_python.py":
+        assert not re.search(r"sys\.executable|multiprocessing\.", path.read_text("utf-8"))

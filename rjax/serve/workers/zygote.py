@@ -2,23 +2,20 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
-from pathlib import Path
 
+from rjax.child_python import child_command
 from rjax.serve.workers import frames
 from rjax.serve.workers.tasks import TextModel
 
 _log = logging.getLogger("rjax.serve.workers")
 _BOOT = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv[2])
+import sys
 from rjax.tokenization.without_torch import leave_torch_out
 leave_torch_out()
 from rjax.serve.workers.zygote_main import main
@@ -91,10 +88,9 @@ class Zygote:
 def _begin() -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a zygote process; return it and its control socket."""
     own, theirs = socket.socketpair()
-    path = [str(Path(entry).resolve()) for entry in sys.path]
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(theirs.fileno()), json.dumps(path)],
+            child_command(_BOOT, str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C in the terminal goes to the server only
