@@ -8,6 +8,7 @@ from rjax.outputs import RequestOutput
 from rjax.serve.api.request_group import RequestGroup
 from rjax.serve.http.event_stream import EventStream
 from rjax.serve.http.threads import WorkThreads
+from rjax.serve.http.wire import event_bytes
 from rjax.serve.protocol.errors import stream_error
 
 _TIME_SLICE = 0.002  # seconds that the unread outputs of one request may take at once
@@ -121,7 +122,7 @@ class OutputEvents(EventStream):
                 self._is_ready = False
                 self.end()
             if text:
-                self.wire.write(text.encode())
+                self.wire.write(event_bytes(text))
         except Exception as error:
             self._write_error(error)
 
@@ -132,9 +133,9 @@ class OutputEvents(EventStream):
                 while self.wire.is_paused:
                     self._not_paused.clear()
                     await self._not_paused.wait()
-                self.wire.write(event.encode())
+                self.wire.write(event_bytes(event))
             if self._group.done:
-                self.wire.write(self._encoder.end().encode())
+                self.wire.write(event_bytes(self._encoder.end()))
                 self.end()
         except Exception as error:
             self._write_error(error)
@@ -142,7 +143,7 @@ class OutputEvents(EventStream):
         self._write_unread()
 
     def _write_error(self, error: Exception) -> None:
-        self.wire.write(f"data: {stream_error(error)}\n\n".encode())
+        self.wire.write(event_bytes(f"data: {stream_error(error)}\n\n"))
         self._is_ready = False
         self.end()
         self._group.close()

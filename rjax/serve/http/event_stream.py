@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rjax.serve.http.disconnect import on_disconnect, wait_for_disconnect
-from rjax.serve.http.wire import SendWire, Wire, offered_wire
+from rjax.serve.http.wire import SendWire, Wire, event_bytes, offered_wire
 
 
 class NamedEvent(NamedTuple):
@@ -125,7 +125,7 @@ class IteratedEvents(EventStream):
     async def _write(self) -> None:
         try:
             async for name, data in self._events:
-                self.wire.write(f"event: {name}\ndata: {data}\n\n".encode())
+                self.wire.write(event_bytes(f"event: {name}\ndata: {data}\n\n"))
                 while self.wire.is_paused:
                     self._not_paused.clear()
                     await self._not_paused.wait()

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from starlette.types import Scope, Send
 
 _EXTENSION = "rjax.wire"
+_LINE_ENDS = [(c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\u0085\u2028\u2029"]
 _HIGH_WATER = 64 * 2**10  # unsent bytes of a `SendWire` above which it is paused
 
 
@@ -31,6 +32,19 @@ class Wire(Protocol):
     def write(self, data: bytes) -> None:
         """Send or buffer bytes; does nothing once the connection is lost."""
         ...
+
+
+def event_bytes(text: str) -> bytes:
+    """Server-sent events whose data is JSON, as bytes.
+
+    U+0085, U+2028 and U+2029 are escaped as JSON does: they end no line of an event, but many
+    clients split events by what their language calls a line (Python's ``splitlines``, say).
+    """
+    data = text.encode()
+    if b"\xe2\x80" in data or b"\xc2\x85" in data:
+        for character, escape in _LINE_ENDS:
+            data = data.replace(character, escape)
+    return data
 
 
 def offer_wire(scope: Scope, wire: Wire) -> None:

@@ -104,3 +104,24 @@ def test_stream_options_need_a_stream(refused, route, given):
 @pytest.mark.parametrize("route", list(ROUTES))
 def test_a_refusal_of_a_stream_is_a_400_and_no_event(refused, route):
     assert "temperature" in refused(route, **ROUTES[route] | {"stream": True, "temperature": 9})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a%sb", "echo": True}),
+        ("/v1/responses", {"input": "Who?", "instructions": "a%sb"}),
+    ],
+)
+def test_a_line_of_an_event_is_one_for_every_client(http, path, body):
+    """Python, for one, also ends lines at these characters, which JSON allows in a string."""
+    ends = "\u0085\u2028\u2029"
+    text = json.loads(json.dumps(body).replace("%s", ends))
+    given = {"model": "tiny", "stream": True, "temperature": 0}
+    given |= {"max_output_tokens": 4} if "input" in body else {"max_tokens": 4}
+    with http.stream("POST", path, json=given | text) as answer:
+        whole = answer.read().decode()
+    lines = whole.splitlines()
+    assert all(line.startswith(("data: ", "event: ")) for line in lines if line)
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert ends in json.dumps(events, ensure_ascii=False)
