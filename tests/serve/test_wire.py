@@ -176,3 +176,20 @@ def test_messages_wait_for_a_slow_send():
         assert (wire.is_paused, resumed) == (False, [1])
 
     asyncio.run(run())
+
+
+def test_a_body_with_two_lengths_is_refused_and_the_connection_closed(server):
+    """A proxy in front may believe the other length, and take the rest for a request."""
+    smuggled = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {5 + len(smuggled)}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    )
+    with connect(server) as connection:
+        connection.sendall(head.encode() + smuggled)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"both Content-Length and Transfer-Encoding" in answer

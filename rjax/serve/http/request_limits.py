@@ -15,6 +15,7 @@ from rjax.serve.protocol.errors import ApiError, error_response
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 2**20
 _PUBLIC_BYTES = 1024  # of a body that needs no key
+_BOTH_LENGTHS = {b"content-length", b"transfer-encoding"}
 
 
 class RequestLimitsMiddleware:
@@ -85,6 +86,11 @@ class RequestLimitsMiddleware:
                 f"{limits.header_bytes} bytes are read"
             )
             await self._refuse(ApiError(431, message), scope, receive, send)
+            return
+        if {name for name, _ in headers} >= _BOTH_LENGTHS:
+            # A proxy may take the other one for the end of the body (RFC 9112, 6.3).
+            message = "the request has both Content-Length and Transfer-Encoding; send one of them"
+            await self._refuse(ApiError(400, message), scope, receive, send)
             return
         public = scope["path"] in self._public_paths
         if not public:
