@@ -34,13 +34,16 @@ def test_nothing_is_compiled_after_a_warmup(tiny, capsys):
     engine = make_engine(tiny, warmup="on", use_tqdm=True)  # sizes that other tests have
     assert "Compiling steps: 100%" in capsys.readouterr().err
     compiled = engine._worker.num_compiled
-    # A step of each size; the sampling "random" and "full" for each number of sequences.
+    # A step of each size; for each number of sequences the sampling "random" and "full", with
+    # logprobs and without.
     shapes = engine._worker.shapes.all
-    assert compiled == len(shapes) + 2 * len({shape.seqs for shape in shapes})
+    assert compiled == len(shapes) + 4 * len({shape.seqs for shape in shapes})
     want = run(make_engine(tiny), [("a", [1, 2, 3], GREEDY)])["a"].outputs[0].token_ids
     random = SamplingParams(max_tokens=3, seed=1, n=2)
     chosen = SamplingParams(max_tokens=3, seed=1, top_p=0.9, presence_penalty=1)
+    scored = SamplingParams(max_tokens=2, temperature=0, logprobs=3)
     requests = [("a", [1, 2, 3], GREEDY), ("b", list(range(50)), random), ("c", [4], chosen)]
+    requests.append(("d", [5, 6], scored))
     got = run(engine, requests)
     assert got["a"].outputs[0].token_ids == want
     assert engine._worker.num_compiled == compiled
