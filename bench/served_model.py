@@ -4,6 +4,7 @@ import json
 import shutil
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import BUNDLED_MODEL
@@ -17,7 +18,7 @@ def write_served_model(shapes: str, folder: Path) -> None:
         folder: that exists.
     """
     # With its version transformers takes the tokenizer as it is.
-    config = SHAPES[shapes] | {"transformers_version": version("transformers")}
+    config: dict[str, Any] = {**SHAPES[shapes], "transformers_version": version("transformers")}
     tokenizer = json.loads((BUNDLED_MODEL / "tokenizer.json").read_text("utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     first = len(vocabulary)
