@@ -298,7 +298,7 @@ def is_open(port: int) -> bool:
 def test_without_a_cluster_there_the_error_is_one_line(tmp_path):
     log = tmp_path / "stderr"
     options = [*TINY, "--replicas", "1", "--ray-address", "127.0.0.1:9"]
-    with pytest.raises(TimeoutError), fleet(*options, log=log):
+    with pytest.raises(RuntimeError, match="the server ended"), fleet(*options, log=log):
         pass
     lines = [x for x in log.read_text().splitlines() if x.startswith("rjax serve: error: ")]
     assert len(lines) == 1 and "no Ray cluster answers" in lines[0]
@@ -307,7 +307,7 @@ def test_without_a_cluster_there_the_error_is_one_line(tmp_path):
 def test_a_replica_that_cannot_start_is_one_line(tmp_path):
     log = tmp_path / "stderr"
     options = [*TINY, "--replicas", "1", "--num-pages", "1"]
-    with pytest.raises(TimeoutError), fleet(*options, log=log):
+    with pytest.raises(RuntimeError, match="the server ended"), fleet(*options, log=log):
         pass
     lines = [x for x in log.read_text().splitlines() if x.startswith("rjax serve: error: ")]
     assert len(lines) == 1 and "raise num_pages" in lines[0]
