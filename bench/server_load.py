@@ -107,7 +107,7 @@ def _conversations(prompts: Sequence[Sequence[int]]) -> list[list[dict[str, str]
     tokens = Tokenizer(resolve_folder(BUNDLED_MODEL))
 
     def text(ids: Sequence[int], length: int) -> str:
-        """Of about ``length`` tokens: those of a random text are not the ones it was made of."""
+        """A text of about ``length`` tokens; decoded random ids encode to more than they were."""
         decoded = tokens.decode(list(ids), skip_special_tokens=True)
         return tokens.decode(tokens.encode(decoded)[:length], skip_special_tokens=True)
 

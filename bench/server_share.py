@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from bench.command_line import command_parser, keep, run
 from bench.fleet_load import Fleet, fleet
 from bench.served_model import write_served_model
@@ -106,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.warmup == "background":
             flags += ["--compilation-cache-dir", str(Path(folder) / "compiled")]
         with fleet(folder, *flags, log=arguments.log, seconds=_START_SECONDS) as server:
-            for load in loads:
+            for load in tqdm(loads, desc="Loads over HTTP", disable=arguments.quiet):
                 rows.append(_through_http(server, load, arguments.clients, alone[load.streams]))
     # Only now: to ask JAX for the device takes memory from the engines.
     found = record("bench.server_share", rows, vars(arguments), ceilings=ceilings)

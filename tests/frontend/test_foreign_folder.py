@@ -17,7 +17,6 @@ NAMES = (
     "starlette",
     "h11",
     "socket",
-    "rjax_own",
 )
 STARTS = {
     "engine": """
@@ -61,7 +60,7 @@ def test_no_process_imports_from_the_working_folder(what, tmp_path):
 
 
 def test_what_the_parent_imports_the_child_does_too(tmp_path):
-    """Of a folder that is not the working folder."""
+    """A module in another folder than the working folder can be imported."""
     (tmp_path / "a_module.py").write_text("value = 7")
     code = (
         f"import subprocess, sys; sys.path.insert(0, {str(tmp_path)!r});"
