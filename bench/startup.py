@@ -4,6 +4,7 @@
     python -m bench.startup --shapes tiny --prompt 16 --json FILE  # on any CPU
     python -m bench.startup --what engine --warmup background      # one kind, one setting
     python -m bench.startup --what engine --tensor-parallel-size 1,2
+    python -m bench.startup --what engine --warmup background --quantization fp8
     python -m bench.startup --what generate,serve                  # the commands
 
 Each start is a separate process. The first start of a row fills a new cache folder, and the second
@@ -128,6 +129,7 @@ def start_engine(
             "max_model_len": options.max_model_len,
             "max_num_seqs": options.max_num_seqs,
             "backend": options.backend,
+            "quantization": options.quantization,
             "warmup": warmup,
             "tensor_parallel_size": devices,
             "compilation_cache_dir": str(cache),
@@ -177,7 +179,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     found = _start(kind, options, scratch, case)
                     backends.add(found.pop("backend", None))
                     rows.append({"kind": kind, **case, "cache": cache} | found)
-    names = ("what", "prompt", "max_model_len", "max_num_seqs")
+    names = ("what", "prompt", "max_model_len", "max_num_seqs", "quantization")
     backends.discard(None)
     return {
         "benchmark": "bench.startup",
@@ -223,6 +225,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--prompt", type=whole(1), default=128, help="tokens of the first prompt")
     p.add_argument("--max-model-len", type=whole(1), default=4096, help="most tokens of a sequence")
     p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
+    p.add_argument("--quantization", metavar="NAME", help="of the engine's weights, as rjax.LLM")
     p.add_argument("--backend", default="auto", help="attention kernels: auto, mosaic or xla")
     p.add_argument(
         "--command-options",

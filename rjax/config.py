@@ -40,10 +40,10 @@ def _positive(name: str, value: int | None, least: int = 1) -> None:
         )
 
 
-def _positive_or_auto(name: str, value: object) -> None:
-    if value != "auto" and not _is_whole(value):
+def _positive_or_auto(name: str, value: object, least: int = 1) -> None:
+    if value != "auto" and not _is_whole(value, least):
         raise InvalidConfigError(
-            f"{name} is {value!r}; give a whole number from 1 to {_MOST}, or auto"
+            f"{name} is {value!r}; give a whole number from {least} to {_MOST}, or auto"
         )
 
 
@@ -324,6 +324,10 @@ class EngineConfig:
             and raise ValueError for an inconsistency; slow, for debugging.
         compilation_cache_dir: folder that keeps compiled programs between runs; None keeps none.
             JAX's own ``jax_compilation_cache_dir`` wins if it is set.
+        compile_processes: processes that compile programs beside the engine, whose steps wait for a
+            compiler in its own process. They need ``compilation_cache_dir``, end when everything is
+            compiled, and meanwhile hold about half a GiB of each GPU. 0 compiles in the engine's
+            process; "auto" is one for every four cores, up to 3, on a GPU and none on a CPU.
     """
 
     model: ModelSettings = ModelSettings()
@@ -337,10 +341,12 @@ class EngineConfig:
     warmup: Warmup = "off"
     check_values: bool = False
     compilation_cache_dir: str | None = "~/.cache/rjax/compiled"
+    compile_processes: AutoInt = "auto"
 
     def __post_init__(self) -> None:
         _positive("tensor_parallel_size", self.tensor_parallel_size)
         _choice("warmup", self.warmup, ("off", "background", "on", "auto"))
+        _positive_or_auto("compile_processes", self.compile_processes, 0)
         split, page = self.relay.kv_split_size, self.cache.page_size
         if split is not None and split % page:
             raise InvalidConfigError(

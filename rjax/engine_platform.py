@@ -19,7 +19,7 @@ from rjax.models import (
     place,
     with_dequantised_weights,
 )
-from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.backend import Backend, choose_backend, compute_capability
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
 from rjax.worker.kernels.expert_advice import advise_whole_experts
 from rjax.worker.nccl import check_nccl
@@ -223,9 +223,3 @@ def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
     if advice is not None:
         _log.warning("%s", advice)
     return EnginePlatform(mesh, model, weight_bytes, dtype, kv_dtype, backend)
-
-
-def compute_capability(device: Any) -> float | None:
-    """Of an NVIDIA GPU, such as 9.0 for Hopper; None for other devices."""
-    found = getattr(device, "compute_capability", None)
-    return None if found is None else float(found)

@@ -81,7 +81,7 @@ def devices() -> list[dict[str, Any]]:
     """What JAX runs on."""
     import jax
 
-    from rjax.engine_platform import compute_capability
+    from rjax.worker.backend import compute_capability
 
     return [
         {

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -155,3 +156,9 @@ def choose_backend(
         streamed_rows=streamed_rows(dispatcher, model, dtype, devices),
         refused=tuple(refused),
     )
+
+
+def compute_capability(device: Any) -> float | None:
+    """Of an NVIDIA GPU, such as 9.0 for Hopper; None for other devices."""
+    found = getattr(device, "compute_capability", None)
+    return None if found is None else float(found)

@@ -1,4 +1,4 @@
-"""Compiles programs on threads while the engine runs."""
+"""Compiles programs while the engine runs, on threads and in processes beside it."""
 
 import dataclasses
 import logging
@@ -14,9 +14,13 @@ import jax
 from tqdm.auto import tqdm
 
 from rjax.batch.compile_progress import COMPILE_THREAD, CompileProgress
+from rjax.worker.compile_process import CompileLane, CompileProcessEndedError, CompileProcessError
 from rjax.worker.gil_sharing import quick_switches
 
 _MAX_THREADS = 8  # lowering holds the GIL and feeds no more compilers than this
+_LENT_THREADS = 4  # that compile beside the processes while everything is waited for
+_LINGER_SECONDS = 5.0  # of a lane without work, before it is given back
+_LOOK_SECONDS = 0.5  # of a lane without work, between looks at the main thread
 _BAR_SECONDS = 0.5  # of waiting, before a bar is shown
 _log = logging.getLogger("rjax")
 
@@ -28,38 +32,55 @@ class CompileTask:
     Attributes:
         lower: traces and lowers it.
         compile: compiles and keeps it. By default JAX keeps it with the jitted function.
-        load: takes it from where an earlier process kept it; whether it was there.
+        load: takes it from where another process kept it; whether it was there.
+        beside: whether a process beside this one can compile it, by its key.
     """
 
     lower: Callable[[], jax.stages.Lowered]
     compile: Callable[[jax.stages.Lowered], object] = lambda lowered: lowered.compile()
     load: Callable[[], bool] = lambda: False
+    beside: bool = False
 
 
 class BackgroundCompiler:
     """Compiles programs in the order in which they are added; those that a step waits for first.
 
-    One thread lowers at a time, since lowering is Python code; the others are inside XLA. On a
-    machine of few cores one core is left to the engine unless it waits. The threads end when
-    nothing is left to compile, after `close`, and with the main thread; a program that is being
-    compiled is finished first, because XLA cannot be interrupted.
+    A program that another process kept is loaded. Others are compiled by processes beside this one,
+    if there are any, since a step waits for a compiler in its own process; threads of this process
+    then compile only what is waited for. Without such processes, threads compile everything: one
+    lowers at a time, since lowering is Python code, and the others are inside XLA; on a machine of
+    few cores one core is left to the engine unless it waits. What a process fails to compile, a
+    thread compiles, after a warning.
+
+    Threads and processes end when nothing is left to compile, after `close`, and with the main
+    thread; a program that a thread compiles is finished first, because XLA cannot be interrupted.
 
     Any thread may call the methods.
 
     Args:
         progress: show a progress bar to who waits for a program, in a terminal.
+        start_lanes: starts processes; called whenever there is something to compile and none runs.
     """
 
-    def __init__(self, *, progress: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        progress: bool = False,
+        start_lanes: Callable[[], Sequence[CompileLane]] | None = None,
+    ) -> None:
         self._progress = progress and sys.stderr.isatty()
         self._num_cpus = os.cpu_count() or 1
+        self._start_lanes = start_lanes
         self._changed = threading.Condition()  # its lock is re-entrant
         self._lowering = threading.Lock()
-        self._queue: deque[Hashable] = deque()
+        self._queue: deque[Hashable] = deque()  # to load, or to compile on a thread
+        self._beside: deque[Hashable] = deque()  # to compile in a process, or if it is waited for
         self._tasks: dict[Hashable, CompileTask] = {}  # of programs that are not compiled yet
         self._compiled: set[Hashable] = set()
         self._failed: dict[Hashable, Exception] = {}
-        self._threads = self._waiting = 0
+        self._urgent: Hashable = None
+        self._threads = self._lanes = self._waiting = self._waiting_for_all = self._borrowed = 0
+        self._left = 0.0  # when a program was last left to the processes
         self._closed = False
         self._waited = 0.0
         self._begun = time.perf_counter()
@@ -122,12 +143,15 @@ class BackgroundCompiler:
             ) as bar,
         ):
             try:
+                self._waiting_for_all += 1
                 while not self._closed and any(map(self._is_pending, self._tasks)):
                     self._wait()
                     bar.update(len(self._compiled) - bar.n)
             except BaseException:  # Ctrl-C: begin no further program
                 self.close()
                 raise
+            finally:
+                self._waiting_for_all -= 1
             for error in self._failed.values():
                 raise error
 
@@ -144,6 +168,7 @@ class BackgroundCompiler:
         with self._changed:
             self._closed = True
             self._queue.clear()
+            self._beside.clear()
             self._changed.notify_all()
 
     def _is_pending(self, key: Hashable) -> bool:
@@ -174,46 +199,54 @@ class BackgroundCompiler:
         return max(1, min(_MAX_THREADS, cpus))
 
     def _start_threads(self) -> None:
-        for _ in range(min(len(self._queue), self._most_threads() - self._threads)):
+        todo = len(self._queue) + self._borrowable()
+        for _ in range(min(todo, self._most_threads() - self._threads)):
             self._threads += 1
             threading.Thread(target=self._run, name=COMPILE_THREAD).start()
 
+    def _borrowable(self) -> int:
+        """How many programs that were left to the processes a thread may compile."""
+        if self._waiting_for_all:
+            return max(0, min(len(self._beside), _LENT_THREADS - self._borrowed))
+        return int(bool(self._waiting and self._beside and self._beside[0] == self._urgent))
+
     def _put_first(self, key: Hashable) -> None:
-        if key in self._queue:
-            self._queue.remove(key)
-            self._queue.appendleft(key)
+        self._urgent = key
+        for queue in (self._queue, self._beside):
+            if key in queue:
+                queue.remove(key)
+                queue.appendleft(key)
 
     def _run(self) -> None:
         while True:
             if not threading.main_thread().is_alive():
                 self.close()
             with self._changed:
-                if not self._queue or self._threads > self._most_threads():
+                borrows = not self._queue
+                if self._threads > self._most_threads() or (borrows and not self._borrowable()):
                     self._threads -= 1
                     return
-                key = self._queue.popleft()
+                key = (self._beside if borrows else self._queue).popleft()
                 task = self._tasks[key]
+                self._borrowed += borrows
             with quick_switches():
-                error = self._make(task)
+                self._make(key, task, may_leave=not borrows)
             del task
             with self._changed:
-                if error is None:
-                    del self._tasks[key]
-                    self._compiled.add(key)
-                else:
-                    self._failed[key] = error
-                if not self._queue and self._threads == 1 and not self._closed:
-                    self._log_end()
-                self._changed.notify_all()
+                self._borrowed -= borrows
 
-    def _make(self, task: CompileTask) -> Exception | None:
+    def _make(self, key: Hashable, task: CompileTask, *, may_leave: bool) -> None:
+        """Load or compile a program; one that a process can compile is left to it."""
+        error = None
         try:
             if not task.load():
+                if may_leave and task.beside and self._leave(key):
+                    return
                 self._compile(task)
-        except Exception as error:
+        except Exception as raised:
             _log.exception("a step could not be compiled")
-            return error
-        return None
+            error = raised
+        self._end(key, error)
 
     def _compile(self, task: CompileTask) -> None:
         with self._lowering:
@@ -226,9 +259,112 @@ class BackgroundCompiler:
             with self._lowering:
                 task.compile(lowered)
 
-    def _log_end(self) -> None:
-        _log.info(
-            "compiled %d programs in the background in %.1f s",
-            len(self._compiled),
-            time.perf_counter() - self._begun,
-        )
+    def _end(self, key: Hashable, error: Exception | None) -> None:
+        with self._changed:
+            if error is None:
+                del self._tasks[key]
+                self._compiled.add(key)
+            else:
+                self._failed[key] = error
+            if len(self._tasks) == len(self._failed) and not self._closed:
+                _log.info(
+                    "compiled %d programs in the background in %.1f s",
+                    len(self._compiled),
+                    time.perf_counter() - self._begun,
+                )
+            self._changed.notify_all()
+
+    # Processes
+
+    def _leave(self, key: Hashable) -> bool:
+        """Leave a program to the processes, and start them; whether there are any."""
+        with self._changed:
+            if self._closed:
+                return True
+            if not self._lanes and self._start_lanes is not None:
+                self._start_processes(self._start_lanes)
+            if not self._lanes:
+                return False
+            self._left = time.monotonic()
+            if key == self._urgent:
+                self._beside.appendleft(key)
+            else:
+                self._beside.append(key)
+            self._start_threads()
+            self._changed.notify_all()
+            return True
+
+    def _start_processes(self, start_lanes: Callable[[], Sequence[CompileLane]]) -> None:
+        try:
+            lanes = start_lanes()
+        except OSError as error:
+            self._without_processes(str(error))
+            return
+        for lane in lanes:
+            self._lanes += 1
+            threading.Thread(target=self._run_lane, args=(lane,), name=COMPILE_THREAD).start()
+
+    def _without_processes(self, reason: str) -> None:
+        _log.warning("programs are compiled in the engine's process, beside its steps: %s", reason)
+        self._start_lanes = None
+
+    def _run_lane(self, lane: CompileLane) -> None:
+        key = None
+        try:
+            lane.wait_until_ready(self._is_wanted)
+            while True:
+                with lane.turn():
+                    key = self._next_beside()
+                    if key is None:
+                        return
+                    error = _error_of(lane.lower, key, self._is_wanted)
+                self._kept(key, error or _error_of(lane.wait_until_kept, self._is_wanted))
+        except CompileProcessEndedError as error:
+            self._give_back(key, str(error))
+        finally:
+            lane.close()
+            with self._changed:
+                self._lanes -= 1
+                if not self._lanes and self._is_wanted():  # none is left for these
+                    self._queue.extend(self._beside)
+                    self._beside.clear()
+                    self._start_threads()
+
+    def _next_beside(self) -> Hashable | None:
+        """The next program for a process; None if its lane is not needed any longer."""
+        with self._changed:
+            while not self._beside:
+                if not self._is_wanted() or time.monotonic() > self._left + _LINGER_SECONDS:
+                    return None
+                self._changed.wait(_LOOK_SECONDS)
+            return self._beside.popleft() if self._is_wanted() else None
+
+    def _kept(self, key: Hashable, error: Exception | None) -> None:
+        """Load a program that a process has compiled, or compile it after all."""
+        if error is not None:
+            _log.warning("a program is compiled beside the engine's steps: %s", error)
+        with quick_switches():
+            self._make(key, self._tasks[key], may_leave=False)
+
+    def _is_wanted(self) -> bool:
+        return not self._closed and threading.main_thread().is_alive()
+
+    def _give_back(self, key: Hashable | None, reason: str) -> None:
+        with self._changed:
+            if not self._is_wanted():
+                return
+            if key is not None:
+                self._beside.appendleft(key)
+            if self._start_lanes is not None:
+                self._without_processes(reason)
+
+
+def _error_of[**P](call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
+    """The CompileProcessError of a call, unless the process has ended."""
+    try:
+        call(*args, **kwargs)
+    except CompileProcessEndedError:
+        raise
+    except CompileProcessError as error:
+        return error
+    return None

@@ -1,11 +1,12 @@
 """Compiles the programs of an engine while it runs, and finds what can run already."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.sampling import Admission
 from rjax.worker.background_compiler import BackgroundCompiler, CompileTask
+from rjax.worker.compile_process import CompileLane
 from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.programs import ProgramKey, sampling_key, step_key
 from rjax.worker.step_shape import StepFeatures, StepShape
@@ -21,6 +22,7 @@ class BackgroundWarmup:
             times the rows.
         admissions: what compiles each of `rjax.sampling.ADMISSIONS`.
         copies: names of the programs that copy pages, and what compiles them.
+        start_lanes: starts processes that compile programs of steps beside this one; None for none.
         progress: show a progress bar to who waits, in a terminal.
     """
 
@@ -32,11 +34,12 @@ class BackgroundWarmup:
         *,
         admissions: Mapping[Admission, CompileTask],
         copies: Iterable[tuple[str, CompileTask]],
+        start_lanes: Callable[[], Sequence[CompileLane]] | None,
         progress: bool,
     ) -> None:
         self._programs = programs
         self._max_padding = max_padding
-        self._compiler = BackgroundCompiler(progress=progress)
+        self._compiler = BackgroundCompiler(progress=progress, start_lanes=start_lanes)
         # Every request is admitted; the last programs serve preempted sequences.
         self._compiler.add("admit one", admissions["one"])
         self._compiler.add("admit several", admissions["several"])
@@ -94,5 +97,6 @@ class BackgroundWarmup:
             lower=functools.partial(programs.lower, key),
             compile=functools.partial(programs.compile, key),
             load=functools.partial(programs.load, key),
+            beside=True,
         )
         self._compiler.add(key, task)

@@ -47,8 +47,14 @@ class CompiledPrograms:
         """Compile the program, and keep it."""
         if self._store is None:
             self._compiled[key] = lowered.compile()
-            return
+        else:
+            self._compiled[key] = self.keep(key, lowered)
+
+    def keep(self, key: ProgramKey, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        """Compile the program for the store, which must be there, and not for this process."""
+        assert self._store is not None
         # XLA cannot write a program that JAX's cache has read; nor should both keep it.
         with without_cache():
-            program = self._compiled[key] = lowered.compile()
+            program = lowered.compile()
         self._store.save(key, program)
+        return program

@@ -1,5 +1,6 @@
 """Lowers the programs of an engine without its arrays."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -20,51 +21,56 @@ def shapes_of(arrays: Any) -> Any:
     )
 
 
-class ProgramLowering:
-    """Lowers programs for the shapes and shardings with which the engine calls them.
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramArguments:
+    """The shapes and shardings with which an engine calls its programs. It holds no array.
 
-    It holds no array, so that a thread that compiles keeps no memory of a closed engine.
-
-    Args:
-        programs: the jitted functions.
-        leaves: shapes of the model's leaves, by `shapes_of`.
-        state: shapes of the StepState.
+    Attributes:
+        leaves: of the model, by `shapes_of`.
+        state: of the StepState, likewise.
         mesh: devices of the steps.
         vocab_size: width of the logits, V.
         num_decode_steps: steps of a multi-step program.
     """
 
-    def __init__(
-        self,
-        programs: StepPrograms,
-        leaves: list[Any],
-        state: StepState,
-        mesh: Mesh,
-        *,
-        vocab_size: int,
-        num_decode_steps: int,
-    ) -> None:
+    leaves: list[Any]
+    state: StepState
+    mesh: Mesh
+    vocab_size: int
+    num_decode_steps: int
+
+
+class ProgramLowering:
+    """Lowers programs.
+
+    It holds no array, so that a thread that compiles keeps no memory of a closed engine.
+
+    Args:
+        programs: the jitted functions.
+        arguments: of the programs.
+    """
+
+    def __init__(self, programs: StepPrograms, arguments: ProgramArguments) -> None:
         self._programs = programs
-        self._leaves, self._state = leaves, state
-        self._mesh = mesh
-        self._vocab_size = vocab_size
-        self._num_decode_steps = num_decode_steps
+        self._arguments = arguments
 
     def lower(self, key: ProgramKey) -> jax.stages.Lowered:
         """Lower a program of steps."""
-        program, state = self._programs.get(key), self._state
+        program, given = self._programs.get(key), self._arguments
+        state, vocab_size = given.state, given.vocab_size
         if key.shape is None:
-            shape, words = (key.seqs, self._vocab_size), -(-self._vocab_size // 32)
+            shape, words = (key.seqs, vocab_size), -(-vocab_size // 32)
             struct = jax.ShapeDtypeStruct
-            logits = struct(shape, jnp.float32, sharding=logits_sharding(shape, self._mesh))
-            replicated = NamedSharding(self._mesh, PartitionSpec())
+            logits = struct(shape, jnp.float32, sharding=logits_sharding(shape, given.mesh))
+            replicated = NamedSharding(given.mesh, PartitionSpec())
             bitmask = struct((key.seqs, words), jnp.uint32, sharding=replicated)
             rows = np.zeros((2, key.seqs), np.int32)
             return program.lower(state.sampling, state.last_tokens, rows, logits, bitmask)
         size = self._programs.layouts[key.shape].size
-        packed = np.zeros(size if key.kind == "step" else (self._num_decode_steps, size), np.int32)
-        return program.lower(self._leaves, state, packed)
+        packed = np.zeros(size if key.kind == "step" else (given.num_decode_steps, size), np.int32)
+        return program.lower(given.leaves, state, packed)
 
     def lower_admission(self, admission: Admission) -> jax.stages.Lowered:
         """Lower an admission of sequences."""
-        return lower_admission(self._state.sampling, self._vocab_size, admission)
+        given = self._arguments
+        return lower_admission(given.state.sampling, given.vocab_size, admission)

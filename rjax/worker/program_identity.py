@@ -21,11 +21,14 @@ from rjax.worker.kernels.kernel import registered_kernels
 
 _FOLDER = pathlib.Path(__file__).parents[1]
 _VARIABLES = ("XLA_", "JAX_", "MOSAIC_", "TRITON_")  # of the environment, that reach the compiler
+_MEMORY_VARIABLES = "XLA_PYTHON_CLIENT_"  # of the allocator, which do not
 _NEUTRAL_SETTINGS = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_dump")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def program_identity(model: nnx.Module, backend: Backend, mesh: Mesh, arguments: Any) -> str | None:
+def program_identity(
+    graph: nnx.GraphDef[Any], backend: Backend, mesh: Mesh, arguments: Any
+) -> str | None:
     """A SHA-256 hex digest of everything but the `ProgramKey` that decides what a program computes.
 
     It covers the source of this package, the versions and settings of JAX and XLA, the devices, the
@@ -34,14 +37,14 @@ def program_identity(model: nnx.Module, backend: Backend, mesh: Mesh, arguments:
     settings in this thread alone, such as ``jax.default_matmul_precision``.
 
     Args:
-        model: the NNX module.
+        graph: of the model.
         backend: kernels of the steps.
         mesh: devices of the steps.
         arguments: shapes, dtypes and shardings of weights and state, and numbers that decide code.
     """
-    modules = {type(node) for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Module)}
-    outside = {kind.__module__.partition(".")[0] for kind in modules}
-    if registered_kernels() or outside - {"rjax", "flax"}:
+    kinds = {getattr(node, "type", type(node)) for node in graph.nodes}
+    packages = {kind.__module__.partition(".")[0] for kind in kinds}
+    if registered_kernels() or packages - {"rjax", "flax"}:
         return None
     settings = _trace_settings()
     with ThreadPoolExecutor(1) as other_thread:
@@ -54,14 +57,18 @@ def program_identity(model: nnx.Module, backend: Backend, mesh: Mesh, arguments:
         flax.__version__,
         _devices(mesh),
         mesh,
-        sorted(pair for pair in os.environ.items() if pair[0].startswith(_VARIABLES)),
+        sorted(
+            (name, value)
+            for name, value in os.environ.items()
+            if name.startswith(_VARIABLES) and not name.startswith(_MEMORY_VARIABLES)
+        ),
         sorted(
             (name, str(value))
             for name, value in jax.config.values.items()
             if not name.startswith(_NEUTRAL_SETTINGS)
         ),
         settings,
-        nnx.graphdef(model),
+        graph,
         (backend.name, backend.tuning, backend.streamed_rows, backend.dispatcher.backend),
         [kernel.name for kernel in backend.dispatcher.kernels],
         jax.tree_util.tree_leaves_with_path(arguments),

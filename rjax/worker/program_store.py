@@ -53,11 +53,14 @@ class ProgramStore:
         folder: of the files; made if it is not there.
         identity: of everything but its key that a program depends on.
         mesh: devices that run the programs.
+
+    Attributes:
+        folder, identity: as given.
     """
 
     def __init__(self, folder: pathlib.Path, identity: str, mesh: Mesh) -> None:
-        self._folder = folder
-        self._identity = identity
+        self.folder = folder
+        self.identity = identity
         self._devices = list(mesh.devices.flat)
         self._writable = True
 
@@ -98,9 +101,9 @@ class ProgramStore:
             _log.info("a compiled program is not kept: %s", error)
             return
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_space(len(body))
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
                 try:
                     file.write(hashlib.sha256(body).digest() + body)
                     file.close()
@@ -113,13 +116,13 @@ class ProgramStore:
             _log.warning("compiled programs are not kept: %s", error)
 
     def _path(self, key: Hashable) -> pathlib.Path:
-        name = hashlib.sha256(f"{self._identity} {key!r}".encode()).hexdigest()
-        return self._folder / (name + _SUFFIX)
+        name = hashlib.sha256(f"{self.identity} {key!r}".encode()).hexdigest()
+        return self.folder / (name + _SUFFIX)
 
     def _make_space(self, size: int) -> None:
         """Delete the files used longest ago until ``size`` bytes fit."""
         files = []
-        for entry in os.scandir(self._folder):
+        for entry in os.scandir(self.folder):
             with contextlib.suppress(FileNotFoundError):  # another process deleted it
                 found = entry.stat()
                 files.append((found.st_mtime, found.st_size, entry.path))

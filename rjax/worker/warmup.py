@@ -24,25 +24,27 @@ def warmup_keys(
     *,
     num_decode_steps: int,
     num_logprobs: int = 0,
-    largest_first: bool = False,
+    spare_rows: int = 0,
 ) -> list[ProgramKey]:
     """The programs of all step shapes, without duplicates, in the order of compilation.
 
-    The smallest steps come first, which the first user of a server needs. Each step is followed by
-    its sampling. Steps with prompt logprobs are rare and are compiled at their first use.
+    Each step is followed by its sampling. Where a larger step may serve, the first three serve
+    every batch well: the largest one prompts, the smallest one a single sequence, and that of
+    ``spare_rows`` the sequences in between, which it costs little more than a step of their own
+    size. Steps with prompt logprobs are rare and are compiled at their first use.
 
     Args:
         shapes: of the steps.
         modes: of the sampler.
         num_decode_steps: steps of a multi-step program; 1 compiles none.
         num_logprobs: alternatives that the sampling with logprobs returns; 0 compiles none.
-        largest_first: begin with the largest step, which serves every batch.
+        spare_rows: rows up to which a step is bound by reading the weights; 0 if a step costs as
+            much as its rows.
     """
     features = [StepFeatures(mode, 0, False) for mode in modes]
     greedy = StepFeatures("greedy", 0, False)
     found: list[ProgramKey | None] = []
-    first = [shapes.largest] if largest_first else []
-    for shape in (*first, *_by_urgency(shapes)):
+    for shape in _by_urgency(shapes, spare_rows):
         found += step_key(shape, greedy), *(sampling_key(shape.seqs, each) for each in features)
     if num_logprobs:
         with_logprobs = [StepFeatures(mode, num_logprobs, False) for mode in modes]
@@ -57,8 +59,12 @@ def _multi_step_keys(shape: StepShape, modes: Sequence[SamplerMode]) -> list[Pro
     return [multi_step_key(shape, each) for each in features]
 
 
-def _by_urgency(shapes: ShapeTable) -> Iterator[StepShape]:
+def _by_urgency(shapes: ShapeTable, spare_rows: int) -> Iterator[StepShape]:
     decode, mixed = list(shapes.decode), [x for x in shapes.all if x not in shapes.decode]
+    if spare_rows:
+        wide = next((shape for shape in decode if shape.rows >= spare_rows), decode[-1])
+        yield from (shapes.largest, decode[0], wide, *decode, *mixed)
+        return
     while decode or mixed:
         yield from (sizes.pop(0) for sizes in (decode, mixed) if sizes)
 

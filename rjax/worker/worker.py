@@ -29,19 +29,21 @@ from rjax.sampling import ADMISSIONS, SamplerMode, SlotRow
 from rjax.worker.backend import Backend
 from rjax.worker.background_compiler import CompileTask
 from rjax.worker.background_warmup import BackgroundWarmup
+from rjax.worker.compile_process import lanes_starter
 from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.report import step_kernels
 from rjax.worker.kv_cache import num_pools
-from rjax.worker.lowering import ProgramLowering, shapes_of
+from rjax.worker.lowering import ProgramArguments, ProgramLowering, shapes_of
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
 from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy, may_pay
 from rjax.worker.page_mover import PageMover
 from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.program_identity import program_identity
+from rjax.worker.program_source import KernelSource, ProgramSource
 from rjax.worker.program_store import open_store
 from rjax.worker.programs import StepPrograms, multi_step_key
 from rjax.worker.readout import read_result, start_copy
@@ -162,21 +164,25 @@ class Worker:
         if number == "auto":
             number = 1 if policy is None else policy.num_steps
         self.num_decode_steps = number
-        shapes = shapes_of(leaves), shapes_of(self._state.arrays)
         layouts = PackedLayouts()
         pages = self.pool.num_pages if config.check_values else None
         self.input_builder = StepInputBuilder(layouts, sharing, pages)
-        self._lowering = ProgramLowering(
-            StepPrograms(graph, treedef, backend, mesh, layouts),
-            *shapes,
-            mesh,
-            vocab_size=model.vocab_size,
-            num_decode_steps=number,
-        )
-        identity = program_identity(loaded.model, backend, mesh, (*shapes, number))
+        shapes = shapes_of(leaves), shapes_of(self._state.arrays)
+        arguments = ProgramArguments(*shapes, mesh, model.vocab_size, number)
+        programs = StepPrograms(graph, treedef, backend, mesh, layouts)
+        self._lowering = ProgramLowering(programs, arguments)
+        identity = program_identity(graph, backend, mesh, (*shapes, number))
+        store = open_store(identity, mesh)
+        self._start_lanes = None
+        if store is not None:
+            kernels = KernelSource.of(
+                backend, model, dtype=self._dtype, page_size=page_size, kv_dtype=kv_dtype
+            )
+            source = ProgramSource.of(store, graph, treedef, arguments, kernels)
+            self._start_lanes = lanes_starter(source, config.compile_processes)
         self._runner = StepRunner(
             leaves,
-            CompiledPrograms(self._lowering, open_store(identity, mesh)),
+            CompiledPrograms(self._lowering, store),
             mesh,
             model.vocab_size,
             layouts,
@@ -338,7 +344,7 @@ class Worker:
             modes,
             num_decode_steps=self.num_decode_steps if several else 1,
             num_logprobs=self._max_logprobs,
-            largest_first=padding_is_cheap,
+            spare_rows=self._backend.spare_rows,
         )
         self._background = BackgroundWarmup(
             self._runner.programs,
@@ -349,6 +355,7 @@ class Worker:
                 for admission in ADMISSIONS
             },
             copies=self._mover.programs(shapes_of(self._state.pools)),
+            start_lanes=self._start_lanes,
             progress=self._progress,
         )
         weakref.finalize(self, self._background.close)

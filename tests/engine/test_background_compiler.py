@@ -1,4 +1,4 @@
-"""Threads that compile: the order, errors, interrupts, and the end."""
+"""Threads and processes that compile: the order, errors, interrupts, and the end."""
 
 import sys
 import threading
@@ -12,11 +12,18 @@ import pytest
 from rjax.batch.compile_progress import COMPILE_THREAD
 from rjax.worker import background_compiler
 from rjax.worker.background_compiler import BackgroundCompiler, CompileTask
+from rjax.worker.compile_process import (
+    CompileLane,
+    CompileProcessEndedError,
+    CompileProcessError,
+)
 
 
 @pytest.fixture(autouse=True)
-def _threads_end():
+def _threads_end(monkeypatch):
     """A thread that compiles uses Python's random numbers, which other tests watch."""
+    monkeypatch.setattr(background_compiler, "_LINGER_SECONDS", 0.3)
+    monkeypatch.setattr(background_compiler, "_LOOK_SECONDS", 0.01)
     yield
     for thread in compile_threads():
         thread.join(20)
@@ -205,3 +212,158 @@ def test_an_interrupt_waits_for_nobody():
     for thread in compile_threads():
         thread.join(20)
     assert compiler.progress().compiled < 100
+
+
+class Processes:
+    """Stand-ins for compile processes: what they compile is in ``kept``.
+
+    Args:
+        lanes: that a start gives.
+        ended: whether they end when they get a program.
+        refused: programs that they cannot compile.
+    """
+
+    def __init__(self, lanes: int = 1, *, ended: bool = False, refused: tuple[str, ...] = ()):
+        self.kept: list[str] = []
+        self.here: list[str] = []
+        self.starts = self.closed = 0
+        self.ready = threading.Event()
+        self.ready.set()
+        self.lanes, self.ended, self.refused = lanes, ended, refused
+
+    def start(self) -> list[Any]:
+        self.starts += 1
+        return [Lane(self) for _ in range(self.lanes)]
+
+    def task(self, name: str) -> CompileTask:
+        def lower() -> jax.stages.Lowered:
+            self.here.append(name)
+            return lowered(1)
+
+        return CompileTask(lower, load=lambda: name in self.kept, beside=True)
+
+    def compiler(self, *names: str) -> BackgroundCompiler:
+        compiler = BackgroundCompiler(start_lanes=self.start)
+        for name in names:
+            compiler.add(name, self.task(name))
+        return compiler
+
+
+class Lane(CompileLane):
+    def __init__(self, processes: Processes) -> None:
+        self.processes, self.lock, self.key = processes, threading.Lock(), ""
+
+    def wait_until_ready(self, is_wanted) -> None:
+        while not self.processes.ready.wait(0.01):
+            if not is_wanted():
+                raise CompileProcessEndedError("unwanted")
+
+    def turn(self) -> threading.Lock:
+        return self.lock
+
+    def lower(self, key: Any, is_wanted) -> None:
+        assert is_wanted()
+        if self.processes.ended:
+            raise CompileProcessEndedError("killed")
+        self.key = key
+
+    def wait_until_kept(self, is_wanted) -> None:
+        assert is_wanted()
+        if self.key in self.processes.refused:
+            raise CompileProcessError("no memory")
+        self.processes.kept.append(self.key)
+
+    def close(self) -> None:
+        self.processes.closed += 1
+
+
+def finish(compiler: BackgroundCompiler) -> None:
+    """Wait for everything without lending a thread."""
+    while (progress := compiler.progress()).compiled < progress.total:
+        time.sleep(0.01)
+
+
+def test_processes_compile_what_nobody_waits_for():
+    processes = Processes(lanes=2)
+    processes.kept.append("there")
+    compiler = processes.compiler("there", *"abcdef")
+    finish(compiler)
+    assert sorted(processes.kept) == [*"abcdef", "there"]
+    assert not processes.here
+    for thread in compile_threads():
+        thread.join(20)
+    assert (processes.starts, processes.closed) == (1, 2)  # nothing more to compile
+    compiler.add("late", processes.task("late"))
+    finish(compiler)
+    assert processes.starts == 2
+    assert not processes.here
+
+
+def test_processes_are_not_started_for_what_is_kept():
+    processes = Processes()
+    processes.kept += "ab"
+    finish(processes.compiler("a", "b"))
+    assert processes.starts == 0
+
+
+def test_a_thread_compiles_what_is_waited_for_until_processes_are_ready():
+    processes = Processes()
+    processes.ready.clear()
+    compiler = processes.compiler(*"abc")
+    assert compiler.first_compiled(["b", "c"]) == 0
+    assert processes.here == ["b"]
+    processes.ready.set()
+    finish(compiler)
+    assert sorted(processes.kept) == ["a", "c"]
+    assert processes.here == ["b"]
+
+
+def test_threads_and_processes_share_what_everybody_waits_for():
+    processes = Processes()
+    processes.ready.clear()
+    compiler = processes.compiler(*"abcdef")
+    compiler.wait(title="", progress=False)
+    assert sorted(processes.here) == [*"abcdef"]
+    processes.ready.set()
+
+
+def test_what_a_process_cannot_compile_a_thread_does(caplog):
+    processes = Processes(refused=("b",))
+    finish(processes.compiler(*"abc"))
+    assert sorted(processes.kept) == ["a", "c"]
+    assert processes.here == ["b"]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "a program is compiled beside the engine's steps: no memory"
+    ]
+
+
+@pytest.mark.parametrize("how", ["ends", "cannot start"])
+def test_without_processes_threads_compile_everything(how, caplog, monkeypatch):
+    processes = Processes(lanes=2, ended=True)
+    if how == "cannot start":
+
+        def fails() -> list[Any]:
+            raise OSError("killed")
+
+        monkeypatch.setattr(processes, "start", fails)
+    compiler = processes.compiler(*"abcd")
+    finish(compiler)
+    assert sorted(processes.here) == [*"abcd"]
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["programs are compiled in the engine's process, beside its steps: killed"]
+    compiler.add("late", processes.task("late"))
+    finish(compiler)
+    assert processes.here[-1] == "late"
+
+
+def test_close_ends_processes_that_are_not_ready():
+    processes = Processes()
+    processes.ready.clear()
+    compiler = processes.compiler(*"abc")
+    while not processes.starts:
+        time.sleep(0.01)
+    compiler.close()
+    for thread in compile_threads():
+        thread.join(20)
+    assert processes.closed == 1
+    assert not processes.here

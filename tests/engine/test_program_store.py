@@ -59,7 +59,7 @@ def result(found: jax.stages.Compiled | None) -> list[float]:
 
 
 def files(store: ProgramStore) -> list[pathlib.Path]:
-    return sorted(store._folder.iterdir())
+    return sorted(store.folder.iterdir())
 
 
 def test_a_program_comes_back_for_its_key_and_identity(store, tmp_path, mesh):
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_written_is_named_once(tmp_path, mesh, caplog):
         store.save("a", program(2))
         store.save("b", program(3))
     assert [record.message for record in caplog.records] == [
-        f"compiled programs are not kept: [Errno 20] Not a directory: '{store._folder}'"
+        f"compiled programs are not kept: [Errno 20] Not a directory: '{store.folder}'"
     ]
     assert store.load("a") is None
 
@@ -133,12 +133,11 @@ def test_what_was_used_last_is_kept(store, monkeypatch):
 
 def identity_of(engine: Any, **other: Any) -> str | None:
     own = engine._worker
-    graph, treedef = own._lowering._programs._model
-    model = nnx.merge(graph, jax.tree.unflatten(treedef, own._runner.leaves))
-    arguments = own._lowering._leaves, own._lowering._state
-    given = {"model": model, "arguments": arguments, "backend": own._backend} | other
+    graph, _ = own._lowering._programs._model
+    arguments = own._lowering._arguments.leaves, own._lowering._arguments.state
+    given = {"graph": graph, "arguments": arguments, "backend": own._backend} | other
     return identity.program_identity(
-        given["model"], given["backend"], own._mesh, given["arguments"]
+        given["graph"], given["backend"], own._mesh, given["arguments"]
     )
 
 
@@ -176,7 +175,7 @@ def test_code_from_outside_is_never_taken_from_disk(tiny, monkeypatch, tmp_path,
     class Mine(nnx.Module):
         pass
 
-    assert identity_of(engine, model=Mine()) is None
+    assert identity_of(engine, graph=nnx.graphdef(Mine())) is None
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "_REGISTERED", [engine._worker._backend.dispatcher.kernels[0]])
         assert identity_of(engine) is None

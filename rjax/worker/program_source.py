@@ -1,0 +1,145 @@
+"""What a process beside the engine needs to compile its programs, as bytes."""
+
+import dataclasses
+import io
+import pathlib
+import pickle
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from rjax.errors import InvalidConfigError
+from rjax.models import ModelConfig
+from rjax.worker.backend import Backend, choose_backend, compute_capability
+from rjax.worker.compiled_programs import CompiledPrograms
+from rjax.worker.lowering import ProgramArguments, ProgramLowering
+from rjax.worker.program_identity import program_identity
+from rjax.worker.program_store import ProgramStore
+from rjax.worker.programs import StepPrograms
+from rjax.worker.step_input import PackedLayouts
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KernelSource:
+    """From which the kernels of an engine are chosen again; functions have no bytes.
+
+    Attributes:
+        name: of the attention backend.
+        model: its shapes decide which kernels can run.
+        dtype: of the weights.
+        page_size: tokens a page.
+        kv_dtype: of KV.
+        considered: names of the kernels that the dispatcher considers.
+    """
+
+    name: str
+    model: ModelConfig
+    dtype: DTypeLike
+    page_size: int
+    kv_dtype: DTypeLike
+    considered: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        backend: Backend,
+        model: ModelConfig,
+        *,
+        dtype: DTypeLike,
+        page_size: int,
+        kv_dtype: DTypeLike,
+    ) -> "KernelSource":
+        """The source of kernels that are chosen already, from these arguments."""
+        considered = tuple(kernel.name for kernel in backend.dispatcher.kernels)
+        return cls(backend.name, model, dtype, page_size, kv_dtype, considered)
+
+    def choose(self, mesh: Mesh) -> Backend:
+        """The kernels, for these devices."""
+        device = mesh.devices.flat[0]
+        backend = choose_backend(
+            self.name,
+            platform=device.platform,
+            compute_capability=compute_capability(device),
+            model=self.model,
+            dtype=self.dtype,
+            page_size=self.page_size,
+            kv_dtype=self.kv_dtype,
+            devices=mesh.size,
+        )
+        dispatcher = backend.dispatcher
+        for kernel in dispatcher.kernels:
+            if kernel.name not in self.considered:
+                dispatcher = dispatcher.without(kernel.name)
+        return dataclasses.replace(backend, dispatcher=dispatcher)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramSource:
+    """From which the programs of an engine are lowered and compiled. It holds no array.
+
+    Attributes:
+        identity, folder: of the `ProgramStore` that keeps them.
+        graph, treedef: of the model.
+        arguments: of the programs.
+        kernels: of the steps.
+    """
+
+    identity: str
+    folder: pathlib.Path
+    graph: Any
+    treedef: Any
+    arguments: ProgramArguments
+    kernels: KernelSource
+
+    @classmethod
+    def of(
+        cls,
+        store: ProgramStore,
+        graph: Any,
+        treedef: Any,
+        arguments: ProgramArguments,
+        kernels: KernelSource,
+    ) -> "ProgramSource":
+        """The source of programs that this store keeps."""
+        return cls(store.identity, store.folder, graph, treedef, arguments, kernels)
+
+    def dumps(self) -> bytes:
+        """For `loads`, in a process with the same devices."""
+        file = io.BytesIO()
+        _Pickler(file).dump(self)
+        return file.getvalue()
+
+    @classmethod
+    def loads(cls, data: bytes) -> "ProgramSource":
+        """What `dumps` wrote."""
+        return _Unpickler(io.BytesIO(data)).load()
+
+    def programs(self) -> CompiledPrograms:
+        """The programs, kept in the store.
+
+        Raises:
+            InvalidConfigError: this process would make other programs, as under other settings of
+                JAX.
+        """
+        mesh, given = self.arguments.mesh, self.arguments
+        backend = self.kernels.choose(mesh)
+        shapes = given.leaves, given.state, given.num_decode_steps
+        if program_identity(self.graph, backend, mesh, shapes) != self.identity:
+            raise InvalidConfigError("settings of JAX, devices or kernels are not the engine's")
+        programs = StepPrograms(self.graph, self.treedef, backend, mesh, PackedLayouts())
+        lowering = ProgramLowering(programs, given)
+        return CompiledPrograms(lowering, ProgramStore(self.folder, self.identity, mesh))
+
+
+class _Pickler(pickle.Pickler):
+    """Writes a device as its id."""
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return obj.id if isinstance(obj, jax.Device) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, pid: int) -> Any:
+        return next(device for device in jax.devices() if device.id == pid)
