@@ -8,16 +8,12 @@ the `ProgramStore`, from which the engine loads each within milliseconds.
 
 import contextlib
 import functools
-import multiprocessing
 import os
-import pickle
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Hashable
-from multiprocessing.connection import Connection
-
-import jax
+from multiprocessing.connection import Connection, Pipe
 
 from rjax.child_python import child_command
 from rjax.config import AutoInt
@@ -130,18 +126,13 @@ def start_lanes(source: ProgramSource, num_processes: int) -> list[CompileLane]:
     Raises:
         OSError: a process cannot be started.
     """
-    settings = {
-        name: value
-        for name, value in jax.config.values.items()
-        if isinstance(value, bool | int | float | str | None)
-    }
-    data = pickle.dumps((settings, source.dumps()))
+    data = source.dumps()
     return [lane for _ in range(num_processes) for lane in _Process(data).lanes]
 
 
 class _Process:
     def __init__(self, data: bytes) -> None:
-        pipes = [multiprocessing.Pipe() for _ in range(LANES + 1)]
+        pipes = [Pipe() for _ in range(LANES + 1)]
         theirs = [end.fileno() for _, end in pipes]
         with tempfile.TemporaryFile() as file:
             file.write(data)

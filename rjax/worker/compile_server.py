@@ -8,7 +8,6 @@ when the engine closes the sockets or ends.
 
 import contextlib
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -22,7 +21,7 @@ _NICENESS = 10  # the engine's threads get the cores first
 def main(control: int, lanes: list[int]) -> None:
     """Serve the engine at the other ends of these sockets, and end the process.
 
-    What it compiles comes pickled from stdin: settings of JAX, and a `ProgramSource`.
+    What it compiles comes from stdin, as `ProgramSource.dumps` wrote it.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -48,17 +47,11 @@ def _programs() -> Any:
     from rjax.quiet_imports import quiet_imports
 
     quiet_imports()
-    settings, source = pickle.load(sys.stdin.buffer)  # noqa: S301  (of the engine)
-    import jax
-
-    for name, value in settings.items():
-        if jax.config.values.get(name) != value:
-            jax.config.update(name, value)
     from rjax.worker.compilation_cache import keep_compiled
     from rjax.worker.program_source import ProgramSource
 
     keep_compiled(None)
-    return ProgramSource.loads(source).programs()
+    return ProgramSource.loads(sys.stdin.buffer.read()).programs()
 
 
 def _serve(engine: Connection, programs: Any, again: threading.Lock) -> None:

@@ -106,15 +106,26 @@ class ProgramSource:
         return cls(store.identity, store.folder, graph, treedef, arguments, kernels)
 
     def dumps(self) -> bytes:
-        """For `loads`, in a process with the same devices."""
+        """For `loads`, with the settings of JAX in this process."""
+        settings = {
+            name: value
+            for name, value in jax.config.values.items()
+            if isinstance(value, bool | int | float | str | None)
+        }
         file = io.BytesIO()
+        pickle.dump(settings, file)
         _Pickler(file).dump(self)
         return file.getvalue()
 
     @classmethod
     def loads(cls, data: bytes) -> "ProgramSource":
-        """What `dumps` wrote."""
-        return _Unpickler(io.BytesIO(data)).load()
+        """What `dumps` wrote; in a process with the same devices, which gets the settings of JAX
+        before it asks for them."""
+        file = io.BytesIO(data)
+        for name, value in pickle.load(file).items():  # noqa: S301  (of the engine)
+            if jax.config.values.get(name) != value:
+                jax.config.update(name, value)
+        return _Unpickler(file).load()
 
     def programs(self) -> CompiledPrograms:
         """The programs, kept in the store.

@@ -15,6 +15,7 @@ LONGEST = 480
 
 RJAX_LAYERS = """
 errors outputs
+child_python quiet_imports
 kv_events_config memory_sizes sampling_limits startup_times closing prompts
 config
 option_docs tokenization
@@ -25,7 +26,7 @@ engine worker
 engine_platform
 engine_summary
 engine_builder functional
-child_python gc_freeze output_queue progress quiet_imports
+gc_freeze output_queue progress
 conversations prefixed_prompts request_runner
 beam_search output_stream scoring
 llm
@@ -182,10 +183,12 @@ def test_the_packages_never_import_torch(layer):
 def test_nothing_unpickles_or_evaluates(layer):
     banned_modules = {"pickle", "dill", "marshal", "shelve", "cloudpickle"}
     banned_calls = {"eval", "exec", "compile", "__import__"}
-    # It reads compiled programs, which are code whatever their format.
-    programs = ROOT / "rjax" / "worker" / "program_store.py"
+    # They read compiled programs, which are code whatever their format, and what a process of the
+    # engine gets from it.
+    worker = ROOT / "rjax" / "worker"
+    programs = worker / "program_store.py", worker / "program_source.py"
     for path in (ROOT / layer).rglob("*.py"):
-        assert path == programs or not imports(path) & banned_modules, path
+        assert path in programs or not imports(path) & banned_modules, path
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in banned_calls, (path, node.lineno)
@@ -223,4 +226,6 @@ def test_python_version_is_the_one_declared():
 def test_processes_are_started_by_child_command(path):
     """`child_python` keeps the working folder, which may be a model's, from running code."""
     if path.parts[-2] != "examples" and path.name != "child_python.py":
-        assert not re.search(r"sys\.executable|multiprocessing\.", path.read_text("utf-8"))
+        assert not re.search(
+            r"sys\.executable|multiprocessing\.(?!connection)", path.read_text("utf-8")
+        )
