@@ -323,7 +323,8 @@ class EngineConfig:
         check_values: check the page tables, positions and attention plan of every step on the host,
             and raise ValueError for an inconsistency; slow, for debugging.
         compilation_cache_dir: folder that keeps compiled programs between runs; None keeps none.
-            JAX's own ``jax_compilation_cache_dir`` wins if it is set.
+            Programs are code: a folder that belongs to another user, or that every user can write,
+            is not used. JAX's own ``jax_compilation_cache_dir`` wins if it is set.
         compile_processes: processes that compile programs beside the engine, whose steps wait for a
             compiler in its own process. They need ``compilation_cache_dir``, end when everything is
             compiled, and meanwhile hold about 1 GiB of each GPU. 0 compiles in the engine's

@@ -15,6 +15,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.mosaic import gpu as mosaic_gpu
 from jax.extend.mlir import ir
 
+from rjax.worker.trusted_files import distrust
+
 _MIN_COMPILE_SECONDS = 0.2  # of a program that is kept
 _NAME = "mosaic_gpu.dump_basename"
 _bypassed = threading.local()
@@ -24,7 +26,8 @@ def keep_compiled(folder: str | None) -> None:
     """Set JAX's persistent compilation cache to this folder; ``~`` is the user's home.
 
     JAX has one such folder for the process. A folder that is set already is kept, and None changes
-    nothing.
+    nothing. A folder that cannot be made, or that others can put programs into, is not used, with a
+    warning.
     """
     _name_kernels_by_content()
     _hook_cache()
@@ -32,9 +35,16 @@ def keep_compiled(folder: str | None) -> None:
         return
     path = pathlib.Path(folder).expanduser()
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        reason = distrust(path.stat())
     except OSError as error:
-        warnings.warn(f"compiled steps are not kept between runs: {error}", stacklevel=2)
+        reason = str(error)
+    if reason is not None:
+        warnings.warn(
+            f"compiled steps are not kept between runs in {path}: {reason}; or choose another "
+            "compilation_cache_dir",
+            stacklevel=2,
+        )
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)

@@ -13,6 +13,8 @@ import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from jax.sharding import Mesh
 
+from rjax.worker.trusted_files import distrust
+
 _MAX_BYTES = 8 * 2**30
 _SUFFIX = ".program"
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -44,8 +46,8 @@ class ProgramStore:
     lower every program, which takes several times as long as loading them. This one needs neither.
 
     Files that cannot be read are deleted, files that cannot be written are not kept; both cost time
-    and nothing else. The files that were used last are kept, 8 GiB in all. A program is code: the
-    folder must be as safe from others as the code itself.
+    and nothing else. The files that were used last are kept, 8 GiB in all. A program is code: a
+    folder or a file that belongs to another user, or that every user can write, is refused.
 
     Any thread may call the methods, and processes may share the folder.
 
@@ -72,7 +74,12 @@ class ProgramStore:
         """
         path = self._path(key)
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                for status in (os.stat(self.folder), os.fstat(file.fileno())):
+                    if reason := distrust(status):
+                        self._refuse(reason)
+                        return None
+                data = file.read()
             body = data[_DIGEST_BYTES:]
             if hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:
                 raise ValueError("the file is damaged")
@@ -92,7 +99,8 @@ class ProgramStore:
         return program
 
     def save(self, key: Hashable, program: jax.stages.Compiled) -> None:
-        """Keep a program, unless XLA cannot serialise it or the folder cannot be written."""
+        """Keep a program, unless XLA cannot serialise it or the folder cannot be written or
+        trusted."""
         if not self._writable:
             return
         try:
@@ -102,6 +110,9 @@ class ProgramStore:
             return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if reason := distrust(os.stat(self.folder)):
+                self._refuse(reason)
+                return
             self._make_space(len(body))
             with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
                 try:
@@ -114,6 +125,13 @@ class ProgramStore:
         except OSError as error:
             self._writable = False
             _log.warning("compiled programs are not kept: %s", error)
+
+    def _refuse(self, reason: str) -> None:
+        if self._writable:
+            self._writable = False
+            _log.warning(
+                "compiled programs in %s are neither read nor kept: %s", self.folder, reason
+            )
 
     def _path(self, key: Hashable) -> pathlib.Path:
         name = hashlib.sha256(f"{self.identity} {key!r}".encode()).hexdigest()

@@ -19,10 +19,11 @@ from jax.sharding import Mesh
 from rjax.models.sharding import single_device_mesh
 from rjax.sampling import SamplingParams
 from rjax.worker import program_identity as identity
-from rjax.worker import program_store, worker
-from rjax.worker.compilation_cache import without_cache
+from rjax.worker import program_store, trusted_files, worker
+from rjax.worker.compilation_cache import keep_compiled, without_cache
 from rjax.worker.kernels import kernel as kernels
 from rjax.worker.program_store import ProgramStore, open_store
+from rjax.worker.trusted_files import distrust
 
 from .tiny import make_engine, run
 
@@ -105,6 +106,57 @@ def test_a_folder_that_cannot_be_written_is_named_once(tmp_path, mesh, caplog):
         f"compiled programs are not kept: [Errno 20] Not a directory: '{store.folder}'"
     ]
     assert store.load("a") is None
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_others_could_have_written_does_not_run(what, store, monkeypatch, caplog):
+    store.save("a", program(2))
+    [file] = files(store)
+    (store.folder if what == "folder" else file).chmod(0o777)
+    monkeypatch.setattr(program_store, "deserialize_and_load", _must_not_run)
+    kept = file.read_bytes()
+    for _ in range(2):
+        assert store.load("a") is None
+        store.save("b", program(3))
+    assert files(store) == [file]
+    assert file.read_bytes() == kept
+    [record] = caplog.records
+    assert record.message.startswith(f"compiled programs in {store.folder} are neither read nor")
+
+
+def _must_not_run(*_: object) -> None:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "reason"),
+    [
+        (4321, 0o40755, None),
+        (4321, 0o40775, None),  # of the group that Kubernetes gives a volume
+        (0, 0o40755, None),
+        (4322, 0o40755, "belongs to user 4322"),
+        (4322, 0o100600, "belongs to user 4322"),
+        (4321, 0o40777, "every user can write"),
+        (0, 0o41777, "every user can write"),
+        (4321, 0o100666, "every user can write"),
+    ],
+)
+def test_owners_and_writers_are_trusted(owner, mode, reason, monkeypatch):
+    monkeypatch.setattr(trusted_files.os, "geteuid", lambda: 4321)
+    found = distrust(os.stat_result((mode, 0, 0, 1, owner, 0, 0, 0, 0, 0)))
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_a_cache_folder_that_others_can_write_is_not_used(tmp_path):
+    tmp_path.chmod(0o777)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        with pytest.warns(UserWarning, match="every user can write there.*compilation_cache_dir"):
+            keep_compiled(str(tmp_path))
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_a_disk_that_fills_up_leaves_nothing_behind(store, monkeypatch, caplog):
