@@ -192,6 +192,34 @@ def test_missed_batches_can_be_replayed(publishing):
     assert late.stored < reader.stored
 
 
+def test_malformed_and_huge_requests_delay_nobody(publishing, caplog):
+    engine, reader, config = publishing
+    run(engine, [[1] * 9])
+    reader.read()
+    bad, good = (reader.context.socket(zmq.DEALER) for _ in range(2))
+    for asking in (bad, good):
+        asking.connect(config.replay_endpoint)
+    for _ in range(500):
+        bad.send_multipart((b"", b"seven b"))
+    bad.send_multipart((b"", bytes(50_000_000)))
+    flood = reader.context.socket(zmq.SUB)
+    flood.connect(config.endpoint)
+    flood.setsockopt(zmq.SUBSCRIBE, bytes(5_000))
+    begin = time.monotonic()
+    good.send_multipart((b"", (0).to_bytes(8, "big")))
+    assert good.poll(3000)
+    assert time.monotonic() - begin < 3
+    _, number, _ = good.recv_multipart()
+    assert int.from_bytes(number, "big") == reader.numbers[0]
+    seen = len(reader.numbers)
+    run(engine, [[2] * 9])
+    reader.read()
+    assert len(reader.numbers) > seen  # batches still come
+    for asking in (bad, good, flood):
+        asking.close(linger=0)
+    assert caplog.text.count("is not a sequence number") == 1
+
+
 def test_a_full_queue_drops_batches_and_shows_a_gap(tmp_path, monkeypatch):
     """The engine does not wait, and subscribers see that numbers are missing."""
     go = threading.Event()

@@ -4,6 +4,8 @@ import time
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.sampling import SamplingParams
@@ -161,6 +163,14 @@ def test_saved_prefixes_are_loaded_and_checked(tiny, tmp_path):
     ):
         with pytest.raises(InvalidConfigError, match=message):
             make_engine(tiny, num_pages=64, prefix_files=(str(path),), **options)
+    with safe_open(str(path), "numpy") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in ("tokens", "kv")}
+    for token in (-1, VOCAB, 2**31 - 1):
+        changed = np.array([*tensors["tokens"][:-1], token], np.int32)
+        save_file(tensors | {"tokens": changed}, str(tmp_path / "changed"), metadata)
+        with pytest.raises(InvalidConfigError, match=f"changed does not fit.*token id {token} is"):
+            make_engine(tiny, num_pages=64, prefix_files=(str(tmp_path / "changed"),))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InvalidConfigError, match="cannot be read"):
         make_engine(tiny, num_pages=64, prefix_files=(str(path),))

@@ -60,11 +60,12 @@ def test_a_bad_generation_config_is_refused_at_the_start(tmp_path, generation, m
 
 
 @pytest.mark.parametrize(("tensors", "message"), [
-    ({"tokens": np.zeros(3, ml_dtypes.bfloat16)}, "tokens|cannot be read"),
-    ({"tokens": np.zeros(3, np.float32)}, "tokens of dtype float32, not int32"),
-    ({"tokens": np.zeros(3, np.int64)}, "tokens of dtype int64, not int32"),
-    ({"kv": np.zeros((1, 8), ml_dtypes.bfloat16)}, "kv|cannot be read"),
-    ({"kv": np.zeros((1, 8), np.int8)}, "kv of dtype int8, not uint8"),
+    ({"tokens": np.zeros(3, ml_dtypes.bfloat16)}, "tokens of dtype BF16, not I32"),
+    ({"tokens": np.zeros(3, ml_dtypes.float8_e4m3fn)}, "tokens of dtype F8_E4M3, not I32"),
+    ({"tokens": np.zeros(3, np.float32)}, "tokens of dtype F32, not I32"),
+    ({"tokens": np.zeros(3, np.int64)}, "tokens of dtype I64, not I32"),
+    ({"kv": np.zeros((1, 8), ml_dtypes.bfloat16)}, "kv of dtype BF16, not U8"),
+    ({"kv": np.zeros((1, 8), np.int8)}, "kv of dtype I8, not U8"),
     ({"kv": np.zeros((1, 7), np.uint8)}, "damaged"),
     ({"kv": np.zeros((), np.uint8)}, "damaged"),
     ({"tokens": np.zeros((3, 1), np.int32)}, "damaged"),

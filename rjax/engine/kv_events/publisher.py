@@ -19,6 +19,8 @@ _DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"
 _END = (-1).to_bytes(8, "big", signed=True)  # of a replay
 _POLL_SECONDS = 0.1
 _CLOSE_SECONDS = 1.0
+_REQUEST_BYTES = 256  # of a frame from a subscriber; a replay request has 8
+_REQUESTS_A_TURN = 64  # then batches are sent again
 _PORT = re.compile(r":(\d+)$")
 _log = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class KvEventPublisher:
             ) from error
         self.published = 0
         self.dropped = 0
+        self._malformed = 0
         self._config = config
         self._page_size = page_size
         self._root = root
@@ -99,11 +102,13 @@ class KvEventPublisher:
             "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
         )
         publishing = self._context.socket(zmq.PUB)
+        publishing.setsockopt(zmq.MAXMSGSIZE, max(_REQUEST_BYTES, 2 * len(self._config.topic)))
         publishing.set_hwm(self._config.hwm)
         (publishing.bind if bound else publishing.connect)(endpoint_of_rank(endpoint, rank))
         if self._config.replay_endpoint is None:
             return publishing, None
         replay = self._context.socket(zmq.ROUTER)
+        replay.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES)  # who sends more is disconnected
         replay.set_hwm(2 * (self._config.buffer_steps + 1))
         replay.bind(endpoint_of_rank(self._config.replay_endpoint, rank))
         return publishing, replay
@@ -111,8 +116,7 @@ class KvEventPublisher:
     def _run(self) -> None:
         topic = self._config.topic.encode()
         while True:
-            if self._replay is not None and self._replay.poll(0):
-                self._answer()
+            self._answer_requests()
             try:
                 item = self._queue.get(timeout=_POLL_SECONDS)
             except queue.Empty:
@@ -134,11 +138,19 @@ class KvEventPublisher:
             self._socket.send_multipart((topic, number.to_bytes(8, "big"), payload))
             self.published += 1
 
+    def _answer_requests(self) -> None:
+        for _ in range(_REQUESTS_A_TURN):
+            if self._replay is None or not self._replay.poll(0):
+                return
+            self._answer()
+
     def _answer(self) -> None:
-        """Answer one replay request; others are ignored."""
+        """Answer one replay request; others are ignored, and the first of them is logged."""
         frames = self._replay.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
-            _log.warning("a replay request of KV events is not a sequence number of 8 bytes")
+            if not self._malformed:
+                _log.warning("a replay request of KV events is not a sequence number of 8 bytes")
+            self._malformed += 1
             return
         client, _, start = frames
         for number, payload in self._kept:

@@ -19,7 +19,7 @@ from rjax.engine.named_prefixes.prefix_file import (
     save_prefix_file,
 )
 from rjax.engine.request_checks import RequestChecks
-from rjax.errors import InvalidConfigError
+from rjax.errors import InvalidConfigError, InvalidRequestError
 
 SHARED_PREFIX = "\0shared prefix"
 """Name of the prefix of ``set_shared_prefix``; no name or request id of a caller starts so."""
@@ -127,7 +127,10 @@ class NamedPrefixes:
         """See `PrefixEngine.load_prefix`; ``root`` is as in `prepare`."""
         saved = load_prefix_file(path, self._origin(worker), np.dtype(worker.kv_dtype))
         name = self._checks.prefix_name(saved.name if name is None else name)
-        prefix = self.prepare(KeepAs(name, saved.text), saved.token_ids, salt, root)
+        try:
+            prefix = self.prepare(KeepAs(name, saved.text), saved.token_ids, salt, root)
+        except InvalidRequestError as error:
+            raise InvalidConfigError(f"{path} does not fit this engine: {error}") from error
         expected = len(self.pinned.places(len(prefix.tokens))), *worker.page_shape
         if saved.kv.shape != expected:
             raise InvalidConfigError(f"{path} holds KV of shape {saved.kv.shape}, not {expected}")

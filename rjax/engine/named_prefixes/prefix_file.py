@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from rjax.errors import InvalidConfigError, InvalidRequestError
 
 _FORMAT = "rjax-prefix-2"
+_DTYPES = {"tokens": "I32", "kv": "U8"}  # of safetensors
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,9 +82,16 @@ def load_prefix_file(
     try:
         with safe_open(str(path), "numpy") as file:
             metadata = file.metadata() or {}
-            known = {"tokens", "kv"} & set(file.keys())
+            known = _DTYPES.keys() & set(file.keys())
+            for name in known:
+                found = file.get_slice(name).get_dtype()
+                if found != _DTYPES[name]:
+                    raise InvalidConfigError(
+                        f"{path} holds {name} of dtype {found}, not {_DTYPES[name]}; save the "
+                        "prefix again"
+                    )
             tensors = {name: file.get_tensor(name) for name in known}
-    except (OSError, SafetensorError, TypeError) as error:  # a dtype that NumPy lacks
+    except (OSError, SafetensorError) as error:
         raise InvalidConfigError(f"{path} cannot be read as a prefix: {error}") from error
     if metadata.get("format") != _FORMAT or len(tensors) != 2:
         raise InvalidConfigError(f"{path} holds no prefix; give a file of save_prefix")
@@ -94,12 +102,6 @@ def load_prefix_file(
                 f"{str(wanted)!r}: save the prefix again"
             )
     tokens, kv = tensors["tokens"], tensors["kv"]
-    for name, found, kind in (("tokens", tokens, np.int32), ("kv", kv, np.uint8)):
-        if found.dtype != kind:
-            raise InvalidConfigError(
-                f"{path} holds {name} of dtype {found.dtype}, not {np.dtype(kind)}; save the "
-                "prefix again"
-            )
     if kv.ndim == 0 or kv.shape[-1] % dtype.itemsize or tokens.ndim != 1:
         raise InvalidConfigError(f"{path} is damaged; save the prefix again")
     return SavedPrefix(

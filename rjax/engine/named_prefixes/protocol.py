@@ -89,7 +89,8 @@ class PrefixEngine(Protocol):
 
         Raises:
             InvalidConfigError: the file is no prefix, or belongs to another model, dtype or page
-                size.
-            InvalidRequestError, OutOfMemoryError: as ``add_prefix``.
+                size; or it has too many tokens, or ids out of range.
+            InvalidRequestError: a bad name or salt.
+            OutOfMemoryError: as ``add_prefix``.
         """
         ...
