@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import io
 import json
 import logging
 
@@ -11,8 +12,9 @@ import pytest
 from rjax.async_engine import AsyncLLMEngine
 from rjax.engine.stats import EngineStats
 from rjax.serve.protocol.errors import ApiError
-from rjax.serve.telemetry import refusal_log
+from rjax.serve.telemetry import refusal_log, repeated_errors
 from rjax.serve.telemetry.refusal_log import RefusalLog
+from rjax.serve.telemetry.repeated_errors import RepeatedErrors
 from rjax.serve.telemetry.throughput_log import log_throughput, throughput_line
 
 from .live_server import LiveServer, live_server, make_engine
@@ -132,6 +134,41 @@ def test_clients_cannot_fill_the_log(log, monkeypatch):
     assert len(last) < 400
     refused(POST, ApiError(400, "a\n\x1b[2J\u202e\ud800é"))
     assert log()[-1] == "400 POST /v1/completions: a\\n\\x1b[2J\\u202e\\ud800é"
+
+
+def test_a_traceback_is_logged_once_a_minute(monkeypatch):
+    now, stream = 100.0, io.StringIO()
+    monkeypatch.setattr(repeated_errors.time, "monotonic", lambda: now)
+    handler = logging.StreamHandler(stream)
+    repeated = RepeatedErrors()
+    handler.addFilter(repeated)
+    logger = logging.Logger("errors")
+    logger.addHandler(handler)
+
+    def fail(error: Exception) -> list[str]:
+        begin = len(stream.getvalue())
+        try:
+            raise error
+        except Exception:
+            logger.exception("request %s failed", "a b")
+        return stream.getvalue()[begin:].splitlines()
+
+    assert "Traceback" in fail(ValueError("bad\nmask"))[1]
+    assert fail(ValueError("worse\n" + "x" * 500)) == [
+        f"request a b failed: ValueError: worse\\n{'x' * 194}..."
+    ]
+    assert len(fail(KeyError("another kind"))) > 3
+    for _ in range(50):
+        fail(ValueError("again"))
+    assert len(stream.getvalue()) < 4000
+    assert fail(ValueError("again")) == []
+    now += 60.0
+    [first, second, *_] = fail(ValueError("later"))
+    assert first == "request a b failed (33 such errors before it are not logged)"
+    assert "Traceback" in second
+    for kind in range(1000):
+        fail(type(f"Error{kind}", (Exception,), {})())
+    assert len(repeated._kinds) == 100
 
 
 def test_a_model_has_several_names(folder):

@@ -2,9 +2,11 @@
 
 import logging
 
+from rjax.serve.telemetry.repeated_errors import RepeatedErrors
+
 
 def set_up_logs(*, access_log: bool, http_level: int) -> None:
-    """Log to stderr.
+    """Log to stderr, errors that repeat in one line (`RepeatedErrors`).
 
     Args:
         access_log: log a line for each request.
@@ -15,6 +17,8 @@ def set_up_logs(*, access_log: bool, http_level: int) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%m-%d %H:%M:%S",
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RepeatedErrors())
     quiet = ["jax", "transformers"]
     if not access_log:
         quiet.append("rjax.serve.requests")

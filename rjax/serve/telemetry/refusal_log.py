@@ -40,12 +40,12 @@ class RefusalLog:
         self._lines += 1
         more = f" ({self._left_out} refusals before it are not logged)" if self._left_out else ""
         self._left_out = 0
-        method, path = scope.get("method", "-"), _printable(scope["path"], _MAX_PATH)
-        reason = _printable(error.message, _MAX_MESSAGE)
+        method, path = scope.get("method", "-"), printable(scope["path"], _MAX_PATH)
+        reason = printable(error.message, _MAX_MESSAGE)
         _log.info("%d %s %s: %s%s", error.status, method, path, reason, more)
 
 
-def _printable(text: str, most: int) -> str:
+def printable(text: str, most: int) -> str:
     """The text on one line, cut after ``most`` characters."""
     short = text if len(text) <= most else text[:most] + "..."
     return "".join(
