@@ -88,6 +88,9 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
         api = address.api(listener)
         serve = dataclasses.replace(serve, created=int(time.time()))
+        if serve.http.allowed_hosts is None and not serve.keys and address.is_private:
+            http = dataclasses.replace(serve.http, allowed_hosts=())
+            serve = dataclasses.replace(serve, http=http)
         stats_seconds = None if arguments.disable_log_stats else _STATS_SECONDS
         if replicas is None:
             loader = ServiceLoader(

@@ -89,6 +89,8 @@ def test_short_keys_are_taken_with_a_warning(tmp_path, capsys):
         (["--allowed-origins", '["*"]', "--allow-credentials"], "name the origins"),
         (["--allowed-origins", '["*"]', "--allowed-methods", '["A B"]'], "give names, or *"),
         (["--allowed-headers", '["a"]'], "give the origins too"),
+        (["--allowed-hosts", "a.example"], "give a JSON list"),
+        (["--allowed-hosts", '["a.example:80"]'], "without a port"),
         (["--drain-seconds", "-1"], "give 0 to 86400 seconds"),
         (["--drain-seconds", "nan"], "give 0 to 86400 seconds"),
         (["--limit", "n"], "NAME=VALUE"),

@@ -1,13 +1,18 @@
 """A server behind a reverse proxy, used by pages of a browser."""
 
+import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import pytest
+from starlette.responses import PlainTextResponse
 
 from rjax.errors import InvalidConfigError
 from rjax.serve.config.http_options import HttpOptions, json_names
+from rjax.serve.config.serve_config import ServeConfig
+from rjax.serve.http.starting_app import StartingApp
 
 from .live_server import LiveServer, live_server, make_engine
 
@@ -50,6 +55,57 @@ def test_the_tokenizer_without_the_servers_files(proxied: LiveServer, folder):
     for name in ("chat_template", "model_max_length", "bos_token", "eos_token", "pad_token"):
         assert shown[name] == told[name]
     assert shown["tokenizer_class"]
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "allowed"),
+    [
+        ("evil.example", None, True),
+        ("evil.example", ("*",), True),
+        ("evil.example", (), False),
+        ("evil.example:8000", (), False),
+        ("127.0.0.1.evil.example", (), False),
+        ("localhost.evil.example", (), False),
+        ("evil.example", ("good.example",), False),
+        ("Good.Example:80", ("good.example",), True),
+        ("good.example.", ("Good.example",), True),
+        ("localhost", (), True),
+        ("LOCALHOST:8000", (), True),
+        ("127.0.0.1:8000", (), True),
+        ("192.168.1.5", (), True),
+        ("[::1]:8000", (), True),
+        ("[evil.example]", (), False),
+        ("", (), False),
+        ("@127.0.0.1", (), False),
+    ],
+)
+def test_pages_reach_a_local_server_through_no_name(host, hosts, allowed):
+    assert HttpOptions(allowed_hosts=hosts).allows_host(host) == allowed
+
+
+def test_a_name_is_refused_before_the_model_is_loaded_and_after():
+    app = StartingApp(ServeConfig(model="m", http=HttpOptions(allowed_hosts=("a.example",))))
+
+    async def get(host: str, path: str) -> httpx2.Response:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get(path, headers={"Host": host})
+
+    async def real(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("real")(scope, receive, send)
+
+    async def look() -> None:
+        for path in ("/health", "/v1/models", "/", "/v1/completions"):
+            refused = await get("b.example" + "b" * 500, path)
+            assert refused.status_code == 403
+            assert refused.json()["error"]["code"] == "host_not_allowed"
+            assert len(refused.text) < 500
+        assert (await get("a.example:80", "/v1/models")).status_code == 200
+        app.open(real)
+        assert (await get("b.example", "/v1/models")).status_code == 403
+        assert (await get("127.0.0.1", "/v1/models")).text == "real"
+
+    asyncio.run(look())
 
 
 def preflight(server: LiveServer, origin: str, **more: str) -> httpx2.Response:

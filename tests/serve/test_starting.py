@@ -180,6 +180,8 @@ def process(folder, cache: str) -> Iterator[tuple[subprocess.Popen, str]]:
 def test_a_request_in_the_first_second_is_answered(folder, request):
     with process(folder, str(request.config.cache.mkdir("jax"))) as (started, url):
         assert httpx2.get(url + "/health", timeout=SOON).json() == {"status": "starting"}
+        evil = {"Host": "evil.example"}  # whose address is that of this machine
+        assert httpx2.get(url + "/v1/models", headers=evil, timeout=SOON).status_code == 403
         answer = httpx2.post(url + "/v1/completions", json=SHORT, timeout=300)
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 5

@@ -140,6 +140,13 @@ def _add_server_arguments(server: "argparse._ArgumentGroup") -> None:
             help=f"a JSON list of {what}; '[\"*\"]' is all (default: {default})",
         )
     server.add_argument(
+        "--allowed-hosts",
+        metavar="JSON",
+        help="a JSON list of names of this server in the header Host, beside localhost and "
+        "addresses; '[\"*\"]' is all (default: none for a server without keys on an address of "
+        "this machine, so that no web page reaches it through a name; otherwise all)",
+    )
+    server.add_argument(
         "--allow-credentials",
         action="store_true",
         help="let those pages send cookies, for example for a proxy",
@@ -304,7 +311,7 @@ def prefix_files(arguments: argparse.Namespace, limits: ServeLimits) -> dict[str
 def _http_options(arguments: argparse.Namespace) -> HttpOptions:
     lists = {
         name: json_names("--" + name.replace("_", "-"), text)
-        for name in ("allowed_origins", "allowed_methods", "allowed_headers")
+        for name in ("allowed_origins", "allowed_methods", "allowed_headers", "allowed_hosts")
         if (text := getattr(arguments, name)) is not None
     }
     return HttpOptions(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import ipaddress
 import json
 import re
 from typing import Any
@@ -13,6 +14,7 @@ HEALTH_PATHS = frozenset(("/health", "/ping"))
 """Routes that need no API key and are exempt from the connection limits."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@?#]+|null")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\*")
 _ROOT = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # a method's or a header's name
 
@@ -28,6 +30,9 @@ class HttpOptions:
         allowed_methods: methods of their requests.
         allowed_headers: headers of their requests.
         allow_credentials: whether their requests may have cookies.
+        allowed_hosts: names of this server in the header ``Host`` of requests; "*" is all, and None
+            does not look. ``localhost`` and addresses are always allowed: a web page can reach a
+            server of its visitor's machine only through a name (DNS rebinding).
         tokenizer_info: whether GET /tokenizer_info is enabled.
         request_id_headers: whether responses have the header ``X-Request-Id``.
 
@@ -41,6 +46,7 @@ class HttpOptions:
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
+    allowed_hosts: tuple[str, ...] | None = None
     tokenizer_info: bool = False
     request_id_headers: bool = False
 
@@ -55,6 +61,12 @@ class HttpOptions:
                 raise InvalidConfigError(
                     f"--allowed-origins holds {origin!r}; give origins such as "
                     "https://example.com, without a path, or *"
+                )
+        for host in self.allowed_hosts or ():
+            if not _HOST.fullmatch(host):
+                raise InvalidConfigError(
+                    f"--allowed-hosts holds {host!r}; give names such as llm.example.com, without "
+                    "a port, or *"
                 )
         for flag, names in (
             ("--allowed-methods", self.allowed_methods),
@@ -86,6 +98,22 @@ class HttpOptions:
     def page_paths(self) -> frozenset[str]:
         """`PAGE_PATHS`, with and without the root path."""
         return PAGE_PATHS | {self.root_path + path for path in PAGE_PATHS}
+
+    def allows_host(self, header: str) -> bool:
+        """Whether a request with this header ``Host`` is answered."""
+        if self.allowed_hosts is None or "*" in self.allowed_hosts:
+            return True
+        if header.startswith("["):
+            name = header[1:].partition("]")[0]
+        else:
+            name = header.partition(":")[0].lower().removesuffix(".")
+        if name == "localhost" or name in map(str.lower, self.allowed_hosts):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
 
     @property
     def cors(self) -> dict[str, Any]:

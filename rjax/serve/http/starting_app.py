@@ -23,6 +23,7 @@ from rjax.serve.protocol.responses import METRICS_TYPE, HealthResponse, ModelLis
 type EarlyRequests = Literal["wait", "refuse"]
 type EarlyStatus = Literal["starting", "draining", "dead"]
 
+_MAX_HOST = 100  # characters that are shown
 _HELD_BYTES = 64 * 2**10  # of a waiting request's body; uvicorn buffers as much
 
 
@@ -36,7 +37,8 @@ class StartingApp:
     than the limit ``connections``, are refused at once.
 
     Args:
-        config: of the server.
+        config: of the server; requests to a host that ``http.allowed_hosts`` does not allow are
+            refused, before and after `open`.
         early_requests: whether early requests wait or get a 503.
         progress: returns the progress of the compilation, or None before it is known.
     """
@@ -84,6 +86,9 @@ class StartingApp:
         """Serve one request."""
         if self.http.request_id_headers and scope["type"] == "http":
             send = with_request_id(scope, send)
+        if scope["type"] == "http" and (refusal := self._refused_host(scope)) is not None:
+            await refusal(scope, receive, send)
+            return
         if self._app is None and self._may_wait(scope):
             self._waiting += 1
             try:
@@ -94,6 +99,18 @@ class StartingApp:
                 return
             receive = waited
         await (self._app or self._early)(scope, receive, send)
+
+    def _refused_host(self, scope: Scope) -> Response | None:
+        if self.http.allowed_hosts is None:
+            return None
+        given = [v.decode("latin-1") for k, v in scope["headers"] if k == b"host"]
+        if all(map(self.http.allows_host, given)):
+            return None
+        message = (
+            f"this server does not answer to the name {given[0][:_MAX_HOST]!r}; start it with "
+            "--allowed-hosts, or with API keys, if it should"
+        )
+        return error_response(ApiError(403, message, code="host_not_allowed"), 0)
 
     def _may_wait(self, scope: Scope) -> bool:
         if (
