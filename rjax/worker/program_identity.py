@@ -5,6 +5,7 @@ import hashlib
 import os
 import pathlib
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any
@@ -26,15 +27,16 @@ _NEUTRAL_SETTINGS = ("jax_compilation_cache", "jax_persistent_cache", "jax_log",
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def program_identity(
+def identity_parts(
     graph: nnx.GraphDef[Any], backend: Backend, mesh: Mesh, arguments: Any
-) -> str | None:
-    """A SHA-256 hex digest of everything but the `ProgramKey` that decides what a program computes.
+) -> dict[str, str] | None:
+    """SHA-256 hex digests, by name, of everything but the `ProgramKey` that decides what a program
+    computes.
 
-    It covers the source of this package, the versions and settings of JAX and XLA, the devices, the
-    structure of the model, and the shapes of the arguments. It is None for a model or for kernels
-    from outside this package, whose source is not known, and inside a context that changes JAX's
-    settings in this thread alone, such as ``jax.default_matmul_precision``.
+    They cover the source of this package, the versions and settings of JAX and XLA, the devices,
+    the structure of the model, and the shapes of the arguments. It is None for a model or for
+    kernels from outside this package, whose source is not known, and inside a context that changes
+    JAX's settings in this thread alone, such as ``jax.default_matmul_precision``.
 
     Args:
         graph: of the model.
@@ -46,34 +48,50 @@ def program_identity(
     packages = {kind.__module__.partition(".")[0] for kind in kinds}
     if registered_kernels() or packages - {"rjax", "flax"}:
         return None
-    settings = _trace_settings()
+    # Which states it has depends on the modules of JAX that are imported. Those of the process are
+    # among ``jax.config.values``.
     with ThreadPoolExecutor(1) as other_thread:
-        if other_thread.submit(_trace_settings).result() != settings:
+        if other_thread.submit(_trace_settings).result() != _trace_settings():
             return None
-    parts = (
-        _source_digest(),
-        jax.__version__,
-        version("jaxlib"),
-        flax.__version__,
-        _devices(mesh),
-        mesh,
-        sorted(
-            (name, value)
-            for name, value in os.environ.items()
-            if name.startswith(_VARIABLES) and not name.startswith(_MEMORY_VARIABLES)
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_VARIABLES) and not name.startswith(_MEMORY_VARIABLES)
+    }
+    configured = {
+        name: str(value)
+        for name, value in jax.config.values.items()
+        if not name.startswith(_NEUTRAL_SETTINGS)
+    }
+    parts = {
+        "source": _source_digest(),
+        "versions": (jax.__version__, version("jaxlib"), flax.__version__),
+        "devices": (_devices(mesh), mesh),
+        **dict(sorted(variables.items())),
+        **dict(sorted(configured.items())),
+        "model": graph,
+        "kernels": (
+            backend.name,
+            backend.tuning,
+            backend.streamed_rows,
+            backend.dispatcher.backend,
         ),
-        sorted(
-            (name, str(value))
-            for name, value in jax.config.values.items()
-            if not name.startswith(_NEUTRAL_SETTINGS)
-        ),
-        settings,
-        graph,
-        (backend.name, backend.tuning, backend.streamed_rows, backend.dispatcher.backend),
-        [kernel.name for kernel in backend.dispatcher.kernels],
-        jax.tree_util.tree_leaves_with_path(arguments),
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+        "considered kernels": [
+            backend.dispatcher.backend,
+            *(kernel.name for kernel in backend.dispatcher.kernels),
+        ],
+        "arguments": jax.tree_util.tree_leaves_with_path(arguments),
+    }
+    return {name: _digest(repr(part)) for name, part in parts.items()}
+
+
+def program_identity(parts: Mapping[str, str]) -> str:
+    """A SHA-256 hex digest of `identity_parts`."""
+    return _digest(repr(sorted(parts.items())))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _trace_settings() -> str:

@@ -15,10 +15,12 @@ from rjax.models import ModelConfig
 from rjax.worker.backend import Backend, choose_backend, compute_capability
 from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.lowering import ProgramArguments, ProgramLowering
-from rjax.worker.program_identity import program_identity
+from rjax.worker.program_identity import identity_parts, program_identity
 from rjax.worker.program_store import ProgramStore
 from rjax.worker.programs import StepPrograms
 from rjax.worker.step_input import PackedLayouts
+
+_MOST_NAMED = 10  # parts of an identity in an error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,30 +82,19 @@ class ProgramSource:
     """From which the programs of an engine are lowered and compiled. It holds no array.
 
     Attributes:
-        identity, folder: of the `ProgramStore` that keeps them.
+        identity: its parts, as of `identity_parts`.
+        folder: of the `ProgramStore` that keeps them.
         graph, treedef: of the model.
         arguments: of the programs.
         kernels: of the steps.
     """
 
-    identity: str
+    identity: dict[str, str]
     folder: pathlib.Path
     graph: Any
     treedef: Any
     arguments: ProgramArguments
     kernels: KernelSource
-
-    @classmethod
-    def of(
-        cls,
-        store: ProgramStore,
-        graph: Any,
-        treedef: Any,
-        arguments: ProgramArguments,
-        kernels: KernelSource,
-    ) -> "ProgramSource":
-        """The source of programs that this store keeps."""
-        return cls(store.identity, store.folder, graph, treedef, arguments, kernels)
 
     def dumps(self) -> bytes:
         """For `loads`, with the settings of JAX in this process."""
@@ -137,11 +128,15 @@ class ProgramSource:
         mesh, given = self.arguments.mesh, self.arguments
         backend = self.kernels.choose(mesh)
         shapes = given.leaves, given.state, given.num_decode_steps
-        if program_identity(self.graph, backend, mesh, shapes) != self.identity:
-            raise InvalidConfigError("settings of JAX, devices or kernels are not the engine's")
+        own = identity_parts(self.graph, backend, mesh, shapes) or {}
+        if own != self.identity:
+            other = sorted(dict(own.items() ^ self.identity.items()))
+            shown = ", ".join(other[:_MOST_NAMED])
+            raise InvalidConfigError(f"a process of its own differs in {shown}")
         programs = StepPrograms(self.graph, self.treedef, backend, mesh, PackedLayouts())
         lowering = ProgramLowering(programs, given)
-        return CompiledPrograms(lowering, ProgramStore(self.folder, self.identity, mesh))
+        store = ProgramStore(self.folder, program_identity(self.identity), mesh)
+        return CompiledPrograms(lowering, store)
 
 
 class _Pickler(pickle.Pickler):

@@ -57,12 +57,12 @@ class ProgramStore:
         mesh: devices that run the programs.
 
     Attributes:
-        folder, identity: as given.
+        folder: as given.
     """
 
     def __init__(self, folder: pathlib.Path, identity: str, mesh: Mesh) -> None:
         self.folder = folder
-        self.identity = identity
+        self._identity = identity
         self._devices = list(mesh.devices.flat)
         self._writable = True
 
@@ -134,7 +134,7 @@ class ProgramStore:
             )
 
     def _path(self, key: Hashable) -> pathlib.Path:
-        name = hashlib.sha256(f"{self.identity} {key!r}".encode()).hexdigest()
+        name = hashlib.sha256(f"{self._identity} {key!r}".encode()).hexdigest()
         return self.folder / (name + _SUFFIX)
 
     def _make_space(self, size: int) -> None:

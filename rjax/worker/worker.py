@@ -42,7 +42,7 @@ from rjax.worker.multi_step import MultiStepQueue, QueuedResult
 from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy, may_pay
 from rjax.worker.page_mover import PageMover
 from rjax.worker.peer_memory import make_peer_memory
-from rjax.worker.program_identity import program_identity
+from rjax.worker.program_identity import identity_parts, program_identity
 from rjax.worker.program_source import KernelSource, ProgramSource
 from rjax.worker.program_store import open_store
 from rjax.worker.programs import StepPrograms, multi_step_key
@@ -171,14 +171,14 @@ class Worker:
         arguments = ProgramArguments(*shapes, mesh, model.vocab_size, number)
         programs = StepPrograms(graph, treedef, backend, mesh, layouts)
         self._lowering = ProgramLowering(programs, arguments)
-        identity = program_identity(graph, backend, mesh, (*shapes, number))
-        store = open_store(identity, mesh)
+        parts = identity_parts(graph, backend, mesh, (*shapes, number))
+        store = open_store(None if parts is None else program_identity(parts), mesh)
         self._start_lanes = None
-        if store is not None:
+        if store is not None and parts is not None:
             kernels = KernelSource.of(
                 backend, model, dtype=self._dtype, page_size=page_size, kv_dtype=kv_dtype
             )
-            source = ProgramSource.of(store, graph, treedef, arguments, kernels)
+            source = ProgramSource(parts, store.folder, graph, treedef, arguments, kernels)
             self._start_lanes = lanes_starter(source, config.compile_processes)
         self._runner = StepRunner(
             leaves,

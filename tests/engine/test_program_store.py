@@ -188,9 +188,8 @@ def identity_of(engine: Any, **other: Any) -> str | None:
     graph, _ = own._lowering._programs._model
     arguments = own._lowering._arguments.leaves, own._lowering._arguments.state
     given = {"graph": graph, "arguments": arguments, "backend": own._backend} | other
-    return identity.program_identity(
-        given["graph"], given["backend"], own._mesh, given["arguments"]
-    )
+    parts = identity.identity_parts(given["graph"], given["backend"], own._mesh, given["arguments"])
+    return None if parts is None else identity.program_identity(parts)
 
 
 def test_the_identity_changes_with_what_programs_depend_on(tiny, monkeypatch):
