@@ -327,8 +327,9 @@ class EngineConfig:
             is not used. JAX's own ``jax_compilation_cache_dir`` wins if it is set.
         compile_processes: processes that compile programs beside the engine, whose steps wait for a
             compiler in its own process. They need ``compilation_cache_dir``, end when everything is
-            compiled, and meanwhile hold about 1 GiB of each GPU. 0 compiles in the engine's
-            process; "auto" is one for every four cores, up to 3, on a GPU and none on a CPU.
+            compiled, and meanwhile take memory of each GPU that the engine leaves free. 0 compiles
+            in the engine's process; "auto" is one for every four cores, up to 3, on a GPU and none
+            on a CPU.
     """
 
     model: ModelSettings = ModelSettings()

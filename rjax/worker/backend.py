@@ -159,6 +159,6 @@ def choose_backend(
 
 
 def compute_capability(device: Any) -> float | None:
-    """Of an NVIDIA GPU, such as 9.0 for Hopper; None for other devices."""
+    """The compute capability of an NVIDIA GPU, such as 9.0; None for other devices."""
     found = getattr(device, "compute_capability", None)
     return None if found is None else float(found)

@@ -1,9 +1,9 @@
 """Processes that compile programs beside the engine.
 
-Python's interpreter lock, XLA's locks of the GPU and the compiler's own are each one for a process:
-while a program is lowered and compiled in the engine's process, steps wait for them, up to 16 s for
-one program of Llama-3-8B's shapes on an H100. A process beside the engine puts its programs into
-the `ProgramStore`, from which the engine loads each within milliseconds.
+Python's interpreter lock and the locks of XLA are each one for a process: while a program is
+lowered and compiled in the engine's process, steps wait for them, and the first run of another
+program may wait until it is compiled. A process beside the engine puts its programs into the
+`ProgramStore`, from which the engine loads them.
 """
 
 import contextlib
@@ -91,7 +91,7 @@ class CompileLane:
             while not self._connection.poll(_POLL_SECONDS):
                 if not is_wanted():
                     self._process.kill()
-                    raise CompileProcessEndedError("nobody wants its programs any more")
+                    raise CompileProcessEndedError("the engine needs no more programs")
             error = self._connection.recv()
         except (EOFError, OSError) as ended:
             raise CompileProcessEndedError(self._process.reason()) from ended

@@ -1,13 +1,13 @@
-"""Files that are run: compiled programs are code, whoever wrote them."""
+"""Checks who can write a file whose content runs."""
 
 import os
 import stat
 
 
 def distrust(found: os.stat_result) -> str | None:
-    """Why what a file or folder holds must not run; None if it may.
+    """The reason not to run what a file or folder holds; None if it may run.
 
-    Its owner, root, and the members of its group are trusted, as far as they may write.
+    The user of this process, root, and the members of the file's group are trusted.
 
     Args:
         found: of the file or folder.

@@ -1,4 +1,4 @@
-"""A process beside the engine compiles the engine's own programs, and its end harms nobody."""
+"""Compile processes make the programs of their engine, and the engine goes on without them."""
 
 import collections
 import importlib
@@ -40,7 +40,7 @@ def children(monkeypatch):
     """The compile processes that are started."""
     found: list[subprocess.Popen[bytes]] = []
 
-    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    class Popen(subprocess.Popen[bytes]):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             found.append(self)
