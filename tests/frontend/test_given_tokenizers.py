@@ -108,3 +108,14 @@ def test_users_of_vllm_find_what_they_know(folder: pathlib.Path) -> None:
     tokens = found.encode(TEXT)
     assert found.decode(tokens, skip_special_tokens=True) == TEXT
     assert found.eos_token == "</s>"
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_settings_of_an_object_count_as_in_transformers(folder: pathlib.Path, split: bool) -> None:
+    """Its truncation and its padding do not cut or fill a prompt."""
+    own, other = (transformers.AutoTokenizer.from_pretrained(str(folder)) for _ in range(2))
+    own.backend_tokenizer.enable_truncation(3)
+    own.backend_tokenizer.enable_padding(length=64)
+    own.split_special_tokens = other.split_special_tokens = split
+    text = f"{TEXT}<|im_end|>"
+    assert Tokenizer(own).encode_batch([text, "a"]) == other([text, "a"])["input_ids"]

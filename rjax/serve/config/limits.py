@@ -56,7 +56,7 @@ class ServeLimits:
     grammar_cache_bytes: int = _limit(256 * 2**20, "bytes of cached compiled grammars")
     mask_seconds: float = _limit(1.0, "seconds of a request's masks, in addition to 1 ms per token")
     template_seconds: float = _limit(10.0, "seconds to render and tokenise a prompt")
-    text_workers: int = _limit(4, "processes that render and tokenise prompts")
+    text_workers: int = _limit(8, "processes that render and tokenise prompts")
     grammar_workers: int = _limit(2, "processes that compile grammars")
     slow_tasks: int = _limit(4, "texts, and grammars, that run over 1 second; more is a 503")
     queued_texts: int = _limit(256, "waiting texts and grammars of one API key; more is a 503")
