@@ -121,6 +121,11 @@ class ChatChunks(_Chunks):
 
     kind, content = "chat.completion.chunk", "delta"
 
+    def text(self, index: int, text: str) -> str:
+        """A chunk with nothing but new content of a choice."""
+        delta = f'{{"content":{json_string(text)}}}'
+        return f'{self._start(index)}{delta},"logprobs":null,"finish_reason":null}}]}}\n\n'
+
     def choice(
         self,
         index: int,
