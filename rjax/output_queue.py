@@ -8,7 +8,7 @@ import time
 from typing import Protocol, runtime_checkable
 
 from rjax.errors import OverloadedError
-from rjax.outputs import CompletionOutput, RequestOutput
+from rjax.outputs import CompletionOutput, RequestOutput, num_entries
 from rjax.sampling import RequestOutputKind
 
 _TIME_SLICE = 0.002  # seconds that one reader may run before it yields to the event loop
@@ -135,7 +135,7 @@ def _size(output: RequestOutput) -> int:
     for completion in output.outputs:
         size += len(completion.token_ids)
         if completion.logprobs is not None:
-            size += sum(map(len, completion.logprobs))
+            size += num_entries(completion.logprobs)
     return size
 
 
@@ -167,7 +167,7 @@ def _extend(known: CompletionOutput, new: CompletionOutput) -> None:
     known.token_ids += new.token_ids
     known.cumulative_logprob = new.cumulative_logprob
     if known.logprobs is not None and new.logprobs is not None:
-        known.logprobs += new.logprobs
+        known.logprobs += new.logprobs  # pyright: ignore[reportOperatorIssue]
     known.finish_reason = new.finish_reason
     known.stop_reason = new.stop_reason
     known.error = new.error

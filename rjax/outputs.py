@@ -1,7 +1,8 @@
 """What a request gives back: text, tokens, log-probabilities and timings, shaped as in vLLM."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, overload
 
 type FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -20,6 +21,145 @@ class Logprob:
     logprob: float
     rank: int
     decoded_token: str | None = None
+
+
+type TokenChance = tuple[int, float, int]
+"""A token, its log-probability and its rank."""
+
+
+class FlatLogprobs(Sequence[dict[int, Logprob]]):
+    """Log-probabilities at consecutive positions, in flat lists, as in vLLM.
+
+    A mapping from token id to `Logprob` is made where a position is read. Equal to the list of
+    these mappings, and pickled as that list.
+
+    Args:
+        token_text: text of a token, for `Logprob.decoded_token`.
+        ends: where the entries of each position end.
+        token_ids, logprobs, ranks: of the entries; the sampled token's is a position's first.
+    """
+
+    __slots__ = ("_token_text", "ends", "logprobs", "ranks", "token_ids")
+
+    def __init__(
+        self,
+        token_text: Callable[[int], str | None],
+        ends: list[int] | None = None,
+        token_ids: list[int] | None = None,
+        logprobs: list[float] | None = None,
+        ranks: list[int] | None = None,
+    ) -> None:
+        self._token_text = token_text
+        self.ends: list[int] = [] if ends is None else ends
+        self.token_ids: list[int] = [] if token_ids is None else token_ids
+        self.logprobs: list[float] = [] if logprobs is None else logprobs
+        self.ranks: list[int] = [] if ranks is None else ranks
+
+    def add(self, token: TokenChance, top_ids: list[int], top_logprobs: list[float]) -> None:
+        """Add a position: the sampled token, then those of the likeliest ones, best first, that are
+        other tokens."""
+        sampled, logprob, rank = token
+        # Whole lists at once, for speed: one position is added for every token.
+        at = top_ids.index(sampled) if sampled in top_ids else len(top_ids)
+        self.token_ids += [sampled, *top_ids[:at], *top_ids[at + 1 :]]
+        self.logprobs += [logprob, *top_logprobs[:at], *top_logprobs[at + 1 :]]
+        self.ranks += [rank, *range(1, at + 1), *range(at + 2, len(top_ids) + 1)]
+        self.ends.append(len(self.token_ids))
+
+    def sampled(self) -> list[float]:
+        """Log-probabilities of the sampled tokens."""
+        starts = [0, *self.ends[:-1]] if self.ends else []
+        return [self.logprobs[start] for start in starts]
+
+    def empty(self) -> "FlatLogprobs":
+        """Logprobs of no position, with the same texts."""
+        return FlatLogprobs(self._token_text)
+
+    def chances(self) -> list[list[TokenChance]]:
+        """The entries of each position, without their texts."""
+        flat = list(zip(self.token_ids, self.logprobs, self.ranks, strict=True))
+        start, found = 0, []
+        for end in self.ends:
+            found.append(flat[start:end])
+            start = end
+        return found
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "SampleLogprobs": ...
+
+    def __getitem__(self, index: int | slice) -> "dict[int, Logprob] | SampleLogprobs":
+        if isinstance(index, int):
+            place = range(len(self.ends))[index]
+            return next(iter(self[place : place + 1]))
+        first, last, step = index.indices(len(self.ends))
+        if step != 1:
+            return list(self)[index]
+        last = max(first, last)
+        start = self.ends[first - 1] if first else 0
+        end = self.ends[last - 1] if last else 0
+        return FlatLogprobs(
+            self._token_text,
+            [other - start for other in self.ends[first:last]],
+            self.token_ids[start:end],
+            self.logprobs[start:end],
+            self.ranks[start:end],
+        )
+
+    def __iter__(self) -> Iterator[dict[int, Logprob]]:
+        text = self._token_text
+        for entries in self.chances():
+            yield {i: Logprob(x, rank, text(i)) for i, x, rank in entries}
+
+    def __add__(self, other: Sequence[dict[int, Logprob]]) -> list[dict[int, Logprob]]:
+        return [*self, *other]
+
+    def __iadd__(self, other: "FlatLogprobs") -> "FlatLogprobs":
+        start = len(self.token_ids)
+        self.ends += [start + end for end in other.ends]
+        self.token_ids += other.token_ids
+        self.logprobs += other.logprobs
+        self.ranks += other.ranks
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+
+type SampleLogprobs = FlatLogprobs | list[dict[int, Logprob]]
+"""Log-probabilities of a sample's tokens."""
+
+
+def token_chances(logprobs: SampleLogprobs) -> list[list[TokenChance]]:
+    """The entries of each position, without their texts."""
+    if isinstance(logprobs, FlatLogprobs):
+        return logprobs.chances()
+    return [chances(entry) for entry in logprobs]
+
+
+def num_entries(logprobs: SampleLogprobs) -> int:
+    """Entries of all positions."""
+    if isinstance(logprobs, FlatLogprobs):
+        return len(logprobs.token_ids)
+    return sum(map(len, logprobs))
+
+
+def chances(entry: dict[int, Logprob]) -> list[TokenChance]:
+    """The entries of one position, without their texts."""
+    return [(token, found.logprob, found.rank) for token, found in entry.items()]
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,7 +186,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: SampleLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: Exception | None = None

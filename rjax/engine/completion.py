@@ -1,14 +1,12 @@
 """The output of one sequence: tokens, text, logprobs, and its stop conditions."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import numpy as np
-from jaxtyping import Float, Int
-
-from rjax.outputs import CompletionOutput, FinishReason, Logprob
+from rjax.engine.completion_text import CompletionText
+from rjax.outputs import CompletionOutput, FinishReason, FlatLogprobs, Logprob
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.tokenization import Detokenizer, OutputText, Tokenizer
+from rjax.tokenization import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,16 +22,15 @@ class StepLogprobs:
 
     logprob: float
     rank: int
-    top_ids: Int[np.ndarray, " top"]
-    top_logprobs: Float[np.ndarray, " top"]
+    top_ids: list[int]
+    top_logprobs: list[float]
 
 
 class Completion:
     """Collects a sequence's tokens and checks its stop conditions.
 
-    A token that ends the sequence is kept in `token_ids`, without its text. The text of a stop
-    string is removed unless the parameters include it. No sequence ends before ``min_tokens``
-    tokens. The work per token is constant.
+    A token that ends the sequence is kept in `token_ids`, without its text. No sequence ends before
+    ``min_tokens`` tokens. The work per token is constant.
 
     Args:
         index: 0 to n-1 within the request.
@@ -63,18 +60,13 @@ class Completion:
         self._ends = self._eos.union(params.stop_ids)
         self._min_tokens = params.min_tokens
         self._max_tokens = max_tokens
-        self._include_stop = params.include_stop_str_in_output
-        self._tokenizer = tokenizer
-        self._detokenizer: Detokenizer | None = None
+        self._text: CompletionText | None = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = tokenizer.detokenizer(
-                prompt_token_ids,
-                skip_special_tokens=params.skip_special_tokens,
-                spaces_between_special_tokens=params.spaces_between_special_tokens,
-            )
-        self._output = OutputText(params.stop_strings, include_stop=self._include_stop)
+            self._text = CompletionText(params, tokenizer, prompt_token_ids)
         self._num_logprobs = params.logprobs
-        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self._logprobs: FlatLogprobs | None = None
+        if params.logprobs is not None:
+            self._logprobs = FlatLogprobs(token_texts(tokenizer))
         self.cumulative_logprob = 0.0
         self._sent_tokens = 0
 
@@ -86,7 +78,7 @@ class Completion:
     @property
     def text(self) -> str:
         """The text so far, without an end that may become a stop string."""
-        return self._output.text
+        return "" if self._text is None else self._text.text
 
     def append(self, token_id: int, logprobs: StepLogprobs | None = None) -> bool:
         """Add the next token; return whether the sequence is now finished.
@@ -101,41 +93,40 @@ class Completion:
         count = len(tokens)
         if self._logprobs is not None:
             assert logprobs is not None, "logprobs were asked for"
-            self._logprobs.append(
-                logprob_entry(token_id, logprobs, self._num_logprobs, self._tokenizer)
-            )
+            add_position(self._logprobs, token_id, logprobs, self._num_logprobs)
             self.cumulative_logprob += logprobs.logprob
-        may_stop = count >= self._min_tokens
-        if token_id in self._ends and may_stop:
-            self._end_by_token(token_id, None if token_id in self._eos else token_id)
+        if token_id in self._ends and count >= self._min_tokens:
+            self._finish("stop", None if token_id in self._eos else token_id, token_id)
             return True
-        if self._detokenizer is not None:
-            new = self._detokenizer.push(token_id)
-            stop = self._output.add(new, may_stop=may_stop)
+        if self._text is not None:
+            stop = self._text.add(token_id)
             if stop is not None:
-                self._finish("stop", stop)
+                self.finish_reason, self.stop_reason = "stop", stop
                 return True
         if count < self._max_tokens:
             return False
-        self._finish_text()
-        if self.finish_reason is None:
-            self._finish("length", None)
+        self._finish("length", None)
         return True
 
     def abort(self) -> None:
         """End the sequence now; a finished one is unchanged."""
         if self.finish_reason is None:
-            self._finish_text()
-            if self.finish_reason is None:
-                self.finish_reason = "abort"
+            self._finish("abort", None)
+
+    def stop(self) -> bool:
+        """End the sequence as a stop string does; returns whether it was not finished."""
+        if self.finish_reason is not None:
+            return False
+        self._finish("stop", None)
+        return True
 
     def snapshot(self, kind: RequestOutputKind) -> CompletionOutput:
         """The output so far, or with DELTA the part since the last DELTA."""
         if kind is RequestOutputKind.DELTA:
             start, self._sent_tokens = self._sent_tokens, len(self.token_ids)
-            text = self._output.take()
+            text = "" if self._text is None else self._text.take()
         else:
-            start, text = 0, self._output.text
+            start, text = 0, self.text
         logprobs = self._logprobs
         # Positional arguments, for speed: one is made for every token of a stream.
         return CompletionOutput(
@@ -149,43 +140,38 @@ class Completion:
             self.error,
         )
 
-    def _end_by_token(self, token_id: int, reason: int | None) -> None:
-        if self._include_stop and self._detokenizer is not None:
-            self._output.add(self._detokenizer.push(token_id), may_stop=False)
-        self._finish_text()
-        if self.finish_reason is None:
-            self._finish("stop", reason)
+    def _finish(self, reason: FinishReason, stop: int | None, end_token: int | None = None) -> None:
+        """End the sequence, unless its held-back text has a stop string, which ends it then."""
+        found = None if self._text is None else self._text.end(end_token)
+        self.finish_reason = reason if found is None else "stop"
+        self.stop_reason = stop if found is None else found
 
-    def _finish_text(self) -> None:
-        """Add the complete characters that the detokenizer held back."""
-        if self._detokenizer is not None:
-            may_stop = len(self.token_ids) >= self._min_tokens
-            stop = self._output.add(self._detokenizer.flush(), may_stop=may_stop)
-            if stop is not None:
-                self._finish("stop", stop)
-        self._output.close()
 
-    def _finish(self, reason: FinishReason, stop: int | str | None) -> None:
-        self.finish_reason, self.stop_reason = reason, stop
-        self._output.close()
+def add_position(
+    logprobs: FlatLogprobs, token_id: int, step: StepLogprobs, limit: int | None
+) -> None:
+    """Add one position: the token itself and the ``limit`` likeliest tokens.
+
+    A negative limit or None takes all tokens of the step.
+    """
+    ids, values = step.top_ids, step.top_logprobs
+    if limit is not None and limit >= 0:
+        ids, values = ids[:limit], values[:limit]
+    logprobs.add((token_id, step.logprob, step.rank), ids, values)
 
 
 def logprob_entry(
     token_id: int, step: StepLogprobs, limit: int | None, tokenizer: Tokenizer | None
 ) -> dict[int, Logprob]:
-    """The output of one position: the token itself and the ``limit`` likeliest tokens.
+    """One position alone, as `add_position` adds it."""
+    found = FlatLogprobs(token_texts(tokenizer))
+    add_position(found, token_id, step, limit)
+    return next(iter(found))
 
-    A negative limit or None takes all tokens of the step.
-    """
 
-    text = _no_text if tokenizer is None else tokenizer.token_text
-    wanted = len(step.top_ids) if limit is None or limit < 0 else limit
-    entry = {token_id: Logprob(step.logprob, step.rank, text(token_id))}
-    ids, values = step.top_ids[:wanted].tolist(), step.top_logprobs[:wanted].tolist()
-    for rank, (other, logprob) in enumerate(zip(ids, values, strict=True), start=1):
-        if other != token_id:
-            entry[other] = Logprob(logprob, rank, text(other))
-    return entry
+def token_texts(tokenizer: Tokenizer | None) -> Callable[[int], str | None]:
+    """The text of a token alone; None without a tokenizer."""
+    return _no_text if tokenizer is None else tokenizer.token_text
 
 
 def _no_text(token_id: int) -> None:

@@ -4,6 +4,7 @@ import itertools
 import pathlib
 import time
 from collections import deque
+from collections.abc import Collection
 from collections.abc import Sequence as Tokens
 from typing import no_type_check
 
@@ -11,20 +12,20 @@ from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_hash import salted_key
-from rjax.batch.sequence import Sequence, SequenceStatus
+from rjax.batch.sequence import Sequence
 from rjax.batch.step_worker import StepWorker
 from rjax.batch.token_mask import TokenMask
 from rjax.closing import Closable
 from rjax.engine.block_manager import BlockManager, check_sequence_fits
-from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.host_pool import HostPool
 from rjax.engine.kv_events.event_stream import KvEventStream
+from rjax.engine.live_requests import LiveRequests
 from rjax.engine.named_prefixes.named_prefix import KeepAs, NamedPrefix
 from rjax.engine.named_prefixes.named_prefixes import SHARED_PREFIX, NamedPrefixes
 from rjax.engine.parts import EngineParts
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.request import Request, logprobs_at
+from rjax.engine.request import Request
 from rjax.engine.request_checks import RequestChecks
 from rjax.engine.request_masks import RequestMasks
 from rjax.engine.scheduler import Scheduler
@@ -34,8 +35,6 @@ from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, SlotRow, slot_row
 from rjax.sampling.seeds import drawn_seed
-
-_FINISHED = SequenceStatus.FINISHED
 
 
 class LLMEngine(Closable):
@@ -83,7 +82,6 @@ class LLMEngine(Closable):
         self._masks = RequestMasks(self.tokenizer, parts.vocab_size, self._eos)
         self.structured_masks = self._masks.structured  # any thread may call these two
         self.limit_grammar_cache = self._masks.limit_cache
-        self._requests: dict[str, Request] = {}
         self._in_flight: deque[DispatchedStep] = deque()
         self._pending_outputs: list[RequestOutput] = []
         self._prefixes = NamedPrefixes(
@@ -95,8 +93,12 @@ class LLMEngine(Closable):
         )
         self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
         self._arrivals = itertools.count()
-        self._deadlines = Deadlines(self._requests)
         self._stats = parts.new_stats()
+        self._live = LiveRequests(
+            self._scheduler, self._prefixes.pending, self._page_size, self._stats
+        )
+        self._requests = self._live.by_id
+        self._deadlines = Deadlines(self._requests)
         self._startup_times, self.summary = parts.startup_times, dict(parts.summary)
         for path in config.cache.prefix_files:
             self.load_prefix(path)
@@ -267,13 +269,16 @@ class LLMEngine(Closable):
 
         Unknown ids are ignored, since a request may finish before its abort arrives.
         """
-        request = self._requests.pop(request_id, None)
-        if request is None:
-            return
-        self._prefixes.pending.discard(request_id)
-        self._stats.requests.finished["abort"] += self._scheduler.finish_all(request.sequences)
-        request.abort()
-        self._pending_outputs.append(request.snapshot())
+        if (output := self._live.abort(request_id)) is not None:
+            self._pending_outputs.append(output)
+
+    def stop_samples(self, request_id: str, samples: Collection[int]) -> None:
+        """End samples of a request, in whose text its reader found a stop string.
+
+        Unknown and finished ones are ignored, since they may end before the news arrives.
+        """
+        if (output := self._live.stop(request_id, samples)) is not None:
+            self._pending_outputs.append(output)
 
     def kernels(self) -> list[KernelUse]:
         """The kernel of each operation at each step size, and why not a faster one."""
@@ -308,7 +313,7 @@ class LLMEngine(Closable):
 
     def reset_stats(self) -> None:
         """Count anew. Figures of memory and of requests under way stay."""
-        self._stats = self._stats.anew()
+        self._live.stats = self._stats = self._stats.anew()
 
     def set_shared_prefix(self, token_ids: Tokens[int]) -> None:
         """See `PrefixEngine.set_shared_prefix`."""
@@ -409,71 +414,14 @@ class LLMEngine(Closable):
         """End and report requests whose sampling state or mask is not usable."""
         for request_id, error in failed:
             if request := self._requests.pop(request_id, None):  # n samples, one report
-                self._fail(request, error)
+                self._live.fail(request, error)
                 self._pending_outputs.append(request.snapshot())
 
     def _read(self, step: DispatchedStep, *, alone: bool) -> list[RequestOutput]:
         result = self._worker.read(step)
         self._timer.read(step, alone=alone, last=not self._in_flight)
         self._stats.multi_steps += result.num_steps > 1
-        updated: dict[str, Request] = {}
-        row = 0
-        tokens = result.tokens.tolist()  # padded at the end
-        live = [s for s, _, _, samples, _ in step.batch if samples and s.status is not _FINISHED]
-        self._stats.requests.count_tokens(live, time.monotonic())
-        self._stats.output_tokens += len(live)
-        for b, (sequence, start, stop, samples, _) in enumerate(step.batch):
-            first_row = row
-            row += stop - start
-            if sequence.status is _FINISHED:
-                continue
-            request = self._requests[sequence.request_id]
-            try:
-                if request.prompt_logprobs is not None and sequence.index == 0 and result.prompt:
-                    found = [logprobs_at(result.prompt, r) for r in range(first_row, row)]
-                    request.take_prompt_logprobs(start, found)
-                if not samples:
-                    continue
-                logprobs = None
-                if result.sampled is not None and sequence.params.logprobs is not None:
-                    logprobs = logprobs_at(result.sampled, b)
-                finished = self._append(request, sequence, tokens[b], logprobs)
-            except Exception as error:  # in its text or mask: only this sample ends
-                self._fail(request, error, sequence if samples else None)
-                finished = True
-            if request.wants_every_step or (finished and request.finished):
-                updated[sequence.request_id] = request
-        outputs = [request.snapshot() for request in updated.values()]
-        for output in outputs:
-            if output.finished:
-                del self._requests[output.request_id]
-        return outputs
-
-    def _append(
-        self, request: Request, sequence: Sequence, token: int, logprobs: StepLogprobs | None
-    ) -> bool:
-        """Add a token to a sequence; returns whether that finished it."""
-        sequence.receive(token)
-        if request.metrics.first_token_time is None:
-            request.metrics.first_token_time = sequence.last_token_time
-        finished = request.completions[sequence.index].append(token, logprobs)
-        if sequence.num_known % self._page_size == 0:
-            self._scheduler.cache_full_pages(sequence)
-        if sequence.mask is not None and not finished:
-            sequence.mask.accept(token)
-        if finished:
-            self._prefixes.pending.pin_computed(request, sequence)
-            self._scheduler.finish(sequence)
-            self._stats.requests.count_finished(request, sequence)
-        return finished
-
-    def _fail(self, request: Request, error: Exception, only: Sequence | None = None) -> None:
-        """End a request, or only one of its samples, on an error."""
-        ended = request.sequences if only is None else [only]
-        self._stats.requests.finished["error"] += self._scheduler.finish_all(ended)
-        request.fail(error, [sequence.index for sequence in ended])
-        if not ended[0].index:  # its pages would be the prefix
-            self._prefixes.pending.discard(request.request_id)
+        return self._live.take(step.batch, result)
 
     def _count_memory(self) -> None:
         unshared = sum([s.num_pages for s in self._scheduler.running])

@@ -1,6 +1,6 @@
 """What `rjax.LLM`, `rjax.AsyncLLM` and the server use of an engine."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from rjax.batch.compile_progress import CompileProgress
@@ -55,6 +55,11 @@ class Engine(PrefixEngine, Protocol):
 
     def abort_request(self, request_id: str) -> None:
         """End a request and free what it holds."""
+        ...
+
+    def stop_samples(self, request_id: str, samples: Collection[int]) -> None:
+        """End samples of a request, in whose text a stop string was found. Unknown and finished
+        ones are ignored."""
         ...
 
     def reset_prefix_cache(self) -> Any:

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 
 import numpy as np
@@ -12,6 +13,7 @@ from rjax.batch.page_hash import PageHashes
 from rjax.batch.sequence import Sequence
 from rjax.batch.step_readout import HostLogprobs
 from rjax.batch.token_mask import TokenMask
+from rjax.engine.best_samples import best_samples
 from rjax.engine.completion import Completion, StepLogprobs, logprob_entry
 from rjax.errors import without_frames
 from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -149,8 +151,9 @@ class Request:
                 completion.finish_reason, completion.stop_reason = "error", str(error)
                 completion.error = error
 
-    def take_prompt_logprobs(self, start: int, found: list[StepLogprobs]) -> None:
+    def take_prompt_logprobs(self, start: int, found: HostLogprobs, rows: slice) -> None:
         """Add the logprobs of the prompt tokens that follow positions ``start``, ``start`` + 1, ...
+        in these rows of a step.
 
         Known ones are kept: after a preemption a prompt may be computed again.
         """
@@ -158,9 +161,9 @@ class Request:
         if known is None:
             return
         prompt = self.sequences[0].prompt_token_ids
-        for position, step in enumerate(found, start + 1):
+        limit = self.params.prompt_logprobs
+        for position, step in enumerate(step_logprobs(found, rows, [limit]), start + 1):
             if position == len(known) < len(prompt):
-                limit = self.params.prompt_logprobs
                 known.append(logprob_entry(prompt[position], step, limit, self.tokenizer))
 
     def snapshot(self) -> RequestOutput:
@@ -189,32 +192,24 @@ class Request:
         """Its samples, or the best ``n`` of them with ``best_of``."""
         kind = self.params.output_kind
         found = [c.snapshot(kind) for c in self.completions]
-        if len(found) == self.params.n:
-            return found
-        # A sample that was cut off has few tokens and so a high cumulative logprob: rank it last.
-        ranks = [
-            (o.finish_reason in ("stop", "length"), c.cumulative_logprob)
-            for o, c in zip(found, self.completions, strict=True)
-        ]
-        best = sorted(range(len(found)), key=lambda i: ranks[i], reverse=True)[: self.params.n]
-        chosen = [found[i] for i in best]
-        # Aborted samples might have been better, so the choice reports their end.
-        cut_off = any(output.finish_reason == "abort" for output in found)
-        for index, output in enumerate(chosen):
-            output.index = index
-            if self.params.logprobs is None:
-                output.logprobs = None
-            if cut_off and output.finish_reason is not None:
-                output.finish_reason = "abort"
-                output.stop_reason = None
-        return chosen
+        return found if len(found) == self.params.n else best_samples(found, self.params)
 
 
-def logprobs_at(found: HostLogprobs, row: int) -> StepLogprobs:
-    """Log-probabilities of one row of a step."""
-    return StepLogprobs(
-        logprob=float(found.logprob[row]),
-        rank=int(found.rank[row]),
-        top_ids=found.top_ids[row],
-        top_logprobs=found.top_logprobs[row],
-    )
+def step_logprobs(
+    found: HostLogprobs | None, rows: slice, asked: Iterable[int | None]
+) -> list[StepLogprobs]:
+    """Log-probabilities of rows of a step, with as many alternatives as the most that are asked."""
+    wanted = [count for count in asked if count is not None]
+    if found is None or not wanted:
+        return []
+    most = None if min(wanted) < 0 else max(wanted)
+    return [
+        StepLogprobs(*row)
+        for row in zip(
+            found.logprob[rows].tolist(),
+            found.rank[rows].tolist(),
+            found.top_ids[rows, :most].tolist(),
+            found.top_logprobs[rows, :most].tolist(),
+            strict=True,
+        )
+    ]

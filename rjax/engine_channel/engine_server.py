@@ -30,6 +30,7 @@ from rjax.engine_channel.messages import (
     Ready,
     Reply,
     Start,
+    Stop,
 )
 from rjax.engine_channel.request_intake import RequestIntake
 from rjax.engine_channel.value_codec import pack_result, unpack_options, unpack_params
@@ -126,6 +127,9 @@ class EngineServer:
             case Abort(request_ids):
                 assert self._intake is not None
                 self._intake.abort(request_ids)
+            case Stop(request_id, samples):
+                assert self._loop is not None
+                self._loop.post(lambda engine: engine.stop_samples(request_id, samples))
             case Call(call, name, args, kwargs):
                 assert self._loop is not None
 
@@ -150,7 +154,7 @@ class EngineServer:
             self._reply(command.call, None, error)
 
         assert self._intake is not None
-        self._sender.open_request(name, params.output_kind, len(command.token_ids))
+        self._sender.open_request(name, len(command.token_ids))
         self._intake.add(name, command.token_ids, params, options, settle)
 
     def _reply(self, call: int, result: Any, error: Exception | None) -> None:

@@ -17,8 +17,9 @@ _CHUNK = 64 * 2**10  # bytes that the thread sends at once
 class MessageSender:
     """Sends to a front end. Any thread may call the methods; none of them blocks on the socket.
 
-    While the socket is full, outputs of one request are merged, or replaced if they are CUMULATIVE,
-    so that the memory is bounded by what the engine holds of its requests. A thread sends the rest.
+    Requests send new tokens, or one output at the end. While the socket is full, outputs of one
+    request are merged, so that the memory is bounded by what the engine holds of its requests. A
+    thread sends the rest.
 
     Args:
         sock: blocking socket to the front end.
@@ -33,16 +34,15 @@ class MessageSender:
         self._broken = False
         threading.Thread(target=self._send_rest, name="rjax-send", daemon=True).start()
 
-    def open_request(self, request_id: str, kind: RequestOutputKind, num_tokens: int) -> None:
+    def open_request(self, request_id: str, num_tokens: int) -> None:
         """Expect outputs of a request.
 
         Args:
             request_id: unique among unfinished requests.
-            kind: of the outputs.
             num_tokens: of the prompt.
         """
         with self._changed:
-            self._requests[request_id] = SentRequest(kind, num_tokens)
+            self._requests[request_id] = SentRequest(num_tokens)
 
     def close_request(self, request_id: str) -> None:
         """Forget a request that the engine refused."""
@@ -84,8 +84,8 @@ class MessageSender:
         return frame(Step(packed)) if packed else b""
 
     def _hold(self, output: RequestOutput) -> None:
-        if (request := self._requests.get(output.request_id)) is not None:
-            join_output(self._held, output, request.kind)
+        if output.request_id in self._requests:
+            join_output(self._held, output, RequestOutputKind.DELTA)
 
     def _push(self, data: bytes) -> None:
         """Send as much as fits, and leave the rest to the thread."""

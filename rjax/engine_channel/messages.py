@@ -58,6 +58,13 @@ class Abort(msgspec.Struct, tag="abort", array_like=True):
     request_ids: list[str]
 
 
+class Stop(msgspec.Struct, tag="stop", array_like=True):
+    """End samples of a request, in whose text the front end found a stop string."""
+
+    request_id: str
+    samples: list[int]
+
+
 class Call(msgspec.Struct, tag="call", array_like=True):
     """Call a method of `rjax.engine_channel.channel.UTILITIES`.
 
@@ -116,11 +123,11 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
     error: Any
 
 
-type Command = Start | Add | Abort | Call
+type Command = Start | Add | Abort | Stop | Call
 type Event = Ready | Step | Reply | Beat | Failed
 
 _encoder = msgspec.msgpack.Encoder()
-_commands = msgspec.msgpack.Decoder(Start | Add | Abort | Call)
+_commands = msgspec.msgpack.Decoder(Start | Add | Abort | Stop | Call)
 _events = msgspec.msgpack.Decoder(Ready | Step | Reply | Beat | Failed)
 
 

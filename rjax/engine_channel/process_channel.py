@@ -33,15 +33,11 @@ from rjax.engine_channel.messages import (
     Reply,
     Start,
     Step,
+    Stop,
     frame,
 )
-from rjax.engine_channel.output_codec import ReceivedRequest
-from rjax.engine_channel.value_codec import (
-    pack_arguments,
-    pack_options,
-    pack_params,
-    unpack_result,
-)
+from rjax.engine_channel.received_request import ReceivedRequest
+from rjax.engine_channel.value_codec import pack_arguments, pack_options, unpack_result
 from rjax.errors import EngineDeadError
 from rjax.sampling import SamplingParams
 from rjax.tokenization import Tokenizer
@@ -175,10 +171,11 @@ class ProcessChannel(EngineChannel):
     ) -> Awaitable[None]:
         """See `EngineChannel.add`."""
         tokens = list(prompt_token_ids)
+        packed = pack_options(options, params)
+        request = ReceivedRequest(params, options.get("prompt"), tokens, self.tokenizer)
         call, done = self._new_call("")
-        command = Add(call, request_id, tokens, pack_params(params), pack_options(options, params))
-        self._requests[request_id] = ReceivedRequest(options.get("prompt"), tokens)
-        self._send(command)
+        self._requests[request_id] = request
+        self._send(Add(call, request_id, tokens, request.sent_params(), packed))
         return asyncio.wrap_future(done)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -334,6 +331,11 @@ class ProcessChannel(EngineChannel):
                     if request is None:  # aborted
                         continue
                     output = request.unpack(packed)
+                    if request.stopped:
+                        self._send(Stop(packed[0], request.stopped))
+                        request.stopped = []
+                    if output is None:
+                        continue
                     if output.finished:
                         del self._requests[output.request_id]
                     found.append(output)

@@ -35,15 +35,24 @@ class ByteLevelDetokenizer:
 
     Args:
         token_bytes: bytes of a token; empty for a token without text.
+        token_text: text of a token whose bytes are whole characters; None for others.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], token_text: Callable[[int], str | None]
+    ) -> None:
         self._token_bytes = token_bytes
+        self._token_text = token_text
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_between = True  # two characters
 
     def push(self, token_id: int) -> str:
         """Take one token; return the text that it completes."""
-        return self._decoder.decode(self._token_bytes(token_id))
+        if self._is_between and (text := self._token_text(token_id)) is not None:
+            return text
+        text = self._decoder.decode(self._token_bytes(token_id))
+        self._is_between = not self._decoder.getstate()[0]
+        return text
 
     def flush(self) -> str:
         """Return nothing: only an incomplete character can be held back."""

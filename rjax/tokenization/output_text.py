@@ -18,6 +18,7 @@ class OutputText:
     def __init__(self, stop: Sequence[str] = (), *, include_stop: bool = False) -> None:
         self._stop = tuple(stop)
         self._first = frozenset(s[0] for s in self._stop)
+        self._last = frozenset(s[-1] for s in self._stop)
         self._include = include_stop
         self._reach = max((len(s) for s in self._stop), default=1) - 1
         self._pieces: list[str] = []
@@ -29,6 +30,10 @@ class OutputText:
     def add(self, new: str, *, may_stop: bool = True) -> str | None:
         """Append text; return the stop string that it completes, if any."""
         if not new:
+            return None
+        if not self._stop:
+            self._pieces.append(new)
+            self._length += len(new)
             return None
         window = self._tail + new
         start = self._length - len(self._tail)
@@ -59,6 +64,9 @@ class OutputText:
         start, end = self._sent, self._length - self._held
         if end <= start:
             return ""
+        if end == self._length and end - start == len(self._pieces[-1]):
+            self._sent = end
+            return self._pieces[-1]
         begin, at = self._length, len(self._pieces)
         while begin > start:
             at -= 1
@@ -68,6 +76,8 @@ class OutputText:
 
     def _find(self, window: str, old: int) -> tuple[str, int] | None:
         """The first stop string completed after ``old`` characters of ``window``, and its start."""
+        if self._last.isdisjoint(window[old:]):
+            return None
         best: tuple[int, int, str] | None = None
         for stop in self._stop:
             begin = window.find(stop, max(0, old - len(stop) + 1))
@@ -78,6 +88,8 @@ class OutputText:
 
     def _open_stop(self, tail: str) -> int:
         """Length of the longest suffix of ``tail`` that is a proper prefix of a stop string."""
+        if self._first.isdisjoint(tail):
+            return 0
         for begin, char in enumerate(tail):
             if char not in self._first:
                 continue

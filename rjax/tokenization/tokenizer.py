@@ -157,9 +157,9 @@ class Tokenizer:
     ) -> Detokenizer:
         """An incremental detokenizer of the tokens that follow the prompt."""
         if self._is_byte_level:
-            return ByteLevelDetokenizer(
-                self._visible_bytes if skip_special_tokens else self._token_bytes
-            )
+            if skip_special_tokens:
+                return ByteLevelDetokenizer(self._visible_bytes, self._visible_text)
+            return ByteLevelDetokenizer(self._token_bytes, self._whole_text)
         hidden = self._special_ids if skip_special_tokens else frozenset()
         visible = (i for i in reversed(prompt_token_ids) if i not in hidden)
         return WindowDetokenizer(
@@ -279,6 +279,15 @@ class Tokenizer:
     def _visible_bytes(self, token_id: int) -> bytes:
         return b"" if token_id in self._special_ids else self._token_bytes(token_id)
 
+    @functools.cached_property
+    def _whole_text(self) -> Any:
+        """The text of a token whose bytes are whole characters; None for others."""
+        return functools.lru_cache(maxsize=1 << 18)(lambda i: _decoded(self._token_bytes(i)))
+
+    @functools.cached_property
+    def _visible_text(self) -> Any:
+        return functools.lru_cache(maxsize=1 << 18)(lambda i: _decoded(self._visible_bytes(i)))
+
     def _bytes_of(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
         if token is None:
@@ -298,6 +307,14 @@ class Tokenizer:
         # The decoder may strip the leading space of the first token: decode two copies.
         once = self.decode([token_id], skip_special_tokens=False)
         return self.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
+
+
+def _decoded(text: bytes) -> str | None:
+    """A text of whole characters; None for others."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _byte_alphabet() -> dict[str, int]:

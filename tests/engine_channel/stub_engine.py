@@ -21,7 +21,7 @@ from rjax.errors import (
     OverloadedError,
 )
 from rjax.models import CheckpointError
-from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from rjax.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 
 REFUSED, CRASH_OF_ADD, CRASH_OF_STEP, GRAMMAR, OVERLOADED, LOGPROBS, NONSENSE = range(13, 20)
@@ -178,7 +178,9 @@ class StubEngine(Engine):
             completion.stop_reason = str(completion.error)
         if prompt[0] == LOGPROBS:
             completion.cumulative_logprob = -0.5 * count
-            completion.logprobs = [{i: Logprob(-0.5, 1, "x"), 7: Logprob(-2.0, 3)} for i in tokens]
+            completion.logprobs = FlatLogprobs(lambda token: None)
+            for token in tokens:
+                completion.logprobs.add((token, -0.5, 1), [token, 6, 7], [-0.5, -1.0, -2.0])
         output = RequestOutput(name, options.get("prompt"), prompt, None, [completion])
         output.finished, output.metrics = reason is not None, metrics
         output.num_cached_tokens = 4

@@ -58,7 +58,7 @@ def test_every_field_of_an_output(side: Side):
             assert before < output.metrics.arrival_time <= output.metrics.first_token_time
         logprobs = [entry for o in outputs for entry in o.outputs[0].logprobs]
         assert [entry[7] for entry in logprobs] == [Logprob(-2.0, 3)] * 3
-        assert [entry[i] for i, entry in enumerate(logprobs)] == [Logprob(-0.5, 1, "x")] * 3
+        assert [entry[i] for i, entry in enumerate(logprobs)] == [Logprob(-0.5, 1)] * 3
         last = outputs[-1]
         assert last.finished
         assert last.outputs[0].finish_reason == "length"

@@ -7,9 +7,9 @@ import pytest
 
 from rjax.engine_channel.message_sender import MessageSender
 from rjax.engine_channel.messages import Beat, MessageReader, Reply, Step
-from rjax.engine_channel.output_codec import ReceivedRequest
+from rjax.engine_channel.received_request import ReceivedRequest
 from rjax.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from rjax.sampling import RequestOutputKind
+from rjax.sampling import RequestOutputKind, SamplingParams
 
 STEPS = 20_000
 
@@ -25,18 +25,17 @@ def output(name: str, tokens: list[int], finished: bool) -> RequestOutput:
 def test_a_full_socket_merges_outputs(kind):
     ours, theirs = socket.socketpair()
     delta = kind is RequestOutputKind.DELTA
-    steps = STEPS if delta else 2_000
+    steps = STEPS
     with ours, theirs:
         sender = MessageSender(ours)
         for name in ("a", "b"):
-            sender.open_request(name, kind, 2)
-        sender.open_request("refused", kind, 2)
+            sender.open_request(name, 2)
+        sender.open_request("refused", 2)
         sender.close_request("refused")
         slowest = 0.0
         for i in range(steps):
             start = time.perf_counter()
-            tokens = [i] if delta else list(range(i + 1))
-            sender.send_outputs([output(n, list(tokens), i == steps - 1) for n in ("a", "b")])
+            sender.send_outputs([output(n, [i], i == steps - 1) for n in ("a", "b")])
             slowest = max(slowest, time.perf_counter() - start)
             if i == steps // 2:
                 sender.send(Reply(7, "held"))
@@ -46,7 +45,8 @@ def test_a_full_socket_merges_outputs(kind):
         sender.send_outputs([output("unknown", [1], True)])
         assert len(sender._unsent) < 2**20
 
-        requests = {name: ReceivedRequest("text", [1, 2]) for name in ("a", "b")}
+        params = SamplingParams(output_kind=kind, max_tokens=steps)
+        requests = {n: ReceivedRequest(params, "text", [1, 2], None) for n in ("a", "b")}
         got: dict[str, list[int]] = {"a": [], "b": []}
         reader, num_outputs, others, last = MessageReader.of_events(), 0, [], {}
         theirs.settimeout(20)
@@ -57,6 +57,7 @@ def test_a_full_socket_merges_outputs(kind):
                     continue
                 for packed in message.outputs:
                     found = requests[packed[0]].unpack(packed)
+                    assert found is not None
                     num_outputs += 1
                     more = found.outputs[0].token_ids
                     got[found.request_id] = got[found.request_id] + more if delta else more
@@ -75,7 +76,7 @@ def test_a_closed_socket_stops_nothing():
     ours, theirs = socket.socketpair()
     with ours:
         sender = MessageSender(ours)
-        sender.open_request("a", RequestOutputKind.DELTA, 2)
+        sender.open_request("a", 2)
         theirs.close()
         for i in range(10):
             sender.send_outputs([output("a", [i], False)])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -134,7 +133,7 @@ def test_deltas_add_up_to_the_whole(byte_level: Tokenizer) -> None:
     whole = Completion(0, params, tokenizer=byte_level, eos_token_ids=frozenset(), max_tokens=100)
     text, tokens, entries = "", [], []
     for token in ids:
-        done = whole.append(token, StepLogprobs(-0.5, 2, np.array([7]), np.array([-0.25])))
+        done = whole.append(token, StepLogprobs(-0.5, 2, [7], [-0.25]))
         delta = whole.snapshot(RequestOutputKind.DELTA)
         running = whole.snapshot(RequestOutputKind.CUMULATIVE)
         text, tokens = text + delta.text, tokens + delta.token_ids
@@ -152,7 +151,7 @@ def test_deltas_add_up_to_the_whole(byte_level: Tokenizer) -> None:
 
 
 def test_sampled_token_is_always_among_the_logprobs(byte_level: Tokenizer) -> None:
-    step = StepLogprobs(-3.0, 9, np.array([1, 2, 3]), np.array([-0.1, -1.0, -2.0]))
+    step = StepLogprobs(-3.0, 9, [1, 2, 3], [-0.1, -1.0, -2.0])
     for asked, others in ((0, []), (2, [1, 2]), (-1, [1, 2, 3])):
         params = SamplingParams(logprobs=asked)
         completion = Completion(

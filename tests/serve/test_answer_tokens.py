@@ -57,9 +57,9 @@ def taken(
             finish_reason=reason,
         )
         reader.read(output)
-        ids, logprobs = reader.answer_logprobs(output)
-        new = [int(-entry[token].logprob) for token, entry in zip(ids, logprobs, strict=True)]
-        assert ids == [tokens[i] for i in new]
+        logprobs = [entry for (entry,) in reader.answer_logprobs(output)]
+        new = [int(-logprob) for _, logprob, _ in logprobs]
+        assert [token for token, _, _ in logprobs] == [tokens[i] for i in new]
         found += new
         at, place = next_at, next_place
         if last:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from rjax.outputs import CompletionOutput, RequestOutput
+from rjax.outputs import CompletionOutput, RequestOutput, token_chances
 from rjax.sampling import SamplingParams
 from rjax.serve.api.chunks import ChatChunks, UsageCounter, json_string, json_text
 from rjax.serve.api.completions import continuous_usage, tokens_as_token_ids, usage_wanted
@@ -30,7 +30,7 @@ from rjax.serve.protocol.responses import (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # frozen ones take three times as long to make
 class ChatDelta:
     """What is new in one sample, at most one part of it.
 
@@ -85,7 +85,7 @@ class ChatParts:
         self._body = body
         self._params = params
         self._as_token_ids = tokens_as_token_ids(body, service)
-        self._token_bytes = service.tokenizer.token_bytes
+        self._tokenizer = service.tokenizer
         given = start, functions(tools), service.tokenizer, prompt_token_ids, params
         self._answer_logprobs = answer_logprobs and service.output_format.reasons
         self._readers = [
@@ -142,14 +142,17 @@ class ChatParts:
 
     def deltas(self, output: RequestOutput) -> Iterator[ChatDelta]:
         """The deltas of a stream's next output; `usage` counts the output after the first ones."""
-        self._add(output, generated=False)
-        for index in [completion.index for completion in output.outputs]:
-            if index not in self._begun:
-                tokens = None
-                if self._body.return_token_ids and not self._begun:
-                    tokens = output.prompt_token_ids
-                self._begun.add(index)
-                yield ChatDelta(index, begins=True, content=self._echoed, prompt_token_ids=tokens)
+        if len(self._begun) < self._params.n:
+            self._add(output, generated=False)
+            for index in [completion.index for completion in output.outputs]:
+                if index not in self._begun:
+                    tokens = None
+                    if self._body.return_token_ids and not self._begun:
+                        tokens = output.prompt_token_ids
+                    self._begun.add(index)
+                    yield ChatDelta(
+                        index, begins=True, content=self._echoed, prompt_token_ids=tokens
+                    )
         self._add(output)
         for completion in output.outputs:
             if completion.index in self._ended:
@@ -158,8 +161,9 @@ class ChatParts:
                 self._ended.add(completion.index)
             yield from self._deltas(completion)
 
-    def _deltas(self, completion: CompletionOutput) -> Iterator[ChatDelta]:
+    def _deltas(self, completion: CompletionOutput) -> list[ChatDelta]:
         """The deltas of one sample: reasoning, content, tool calls, then the finish reason."""
+        deltas: list[ChatDelta] = []
         index = completion.index
         found = self._readers[index].read(completion)
         logprobs = self._logprobs(completion)
@@ -169,27 +173,33 @@ class ChatParts:
         with_content = reports and (self._answer_logprobs or not found.reasoning)
         if found.reasoning:
             report = reports and (not with_content or not found.content)
-            yield ChatDelta(
-                index,
-                reasoning=found.reasoning,
-                logprobs=logprobs if report else None,
-                token_ids=tokens if report else None,
+            deltas.append(
+                ChatDelta(
+                    index,
+                    reasoning=found.reasoning,
+                    logprobs=logprobs if report else None,
+                    token_ids=tokens if report else None,
+                )
             )
         if found.content or (reports and completion.token_ids and not found.reasoning):
-            yield ChatDelta(
-                index,
-                content=found.content,
-                logprobs=logprobs if with_content else None,
-                token_ids=tokens if with_content else None,
+            deltas.append(
+                ChatDelta(
+                    index,
+                    content=found.content,
+                    logprobs=logprobs if with_content else None,
+                    token_ids=tokens if with_content else None,
+                )
             )
-        for call in found.calls:
-            yield ChatDelta(index, call=call)
+        deltas += [ChatDelta(index, call=call) for call in found.calls]
         if completion.finish_reason is not None:
-            yield ChatDelta(
-                index,
-                finish_reason=self._reason(completion),
-                stop_reason=completion.stop_reason,
+            deltas.append(
+                ChatDelta(
+                    index,
+                    finish_reason=self._reason(completion),
+                    stop_reason=completion.stop_reason,
+                )
             )
+        return deltas
 
     def _add(self, output: RequestOutput, *, generated: bool = True) -> None:
         count = sum([len(c.token_ids) for c in output.outputs]) if generated else 0
@@ -208,14 +218,15 @@ class ChatParts:
     def _logprobs(self, completion: CompletionOutput) -> dict[str, Any] | None:
         if completion.logprobs is None:
             return None
-        tokens, entries = completion.token_ids, completion.logprobs
         if self._answer_logprobs:
-            tokens, entries = self._readers[completion.index].answer_logprobs(completion)
+            entries = self._readers[completion.index].answer_logprobs(completion)
+        else:
+            entries = token_chances(completion.logprobs)
         return chat_logprobs(
-            tokens,
             entries,
             self._params.logprobs or 0,
-            self._token_bytes,
+            self._tokenizer.token_text,
+            self._tokenizer.token_bytes,
             as_token_ids=self._as_token_ids,
         )
 
@@ -251,6 +262,9 @@ class ChatEncoder:
         return (self._chunks.usage(self._parts.usage()) if self._last_usage else "") + DONE
 
     def _chunk(self, delta: ChatDelta) -> str:
+        reported = delta.logprobs is not None or delta.token_ids is not None
+        if delta.content and not (delta.begins or reported or self._each_usage):
+            return self._chunks.text(delta.index, delta.content)
         reason = delta.finish_reason
         return self._chunks.choice(
             delta.index,

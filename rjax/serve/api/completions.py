@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from rjax.outputs import CompletionOutput, RequestOutput
+from rjax.outputs import CompletionOutput, RequestOutput, chances, token_chances
 from rjax.sampling import SamplingParams
 from rjax.serve.api import prefixes
 from rjax.serve.api.beam_search import check_beam_search, request_group
@@ -181,13 +181,13 @@ class ResponseBuilder:
             if i not in self._prompt_offsets:
                 self._prompt_offsets[i] = prompt_offsets(tokenizer, prompt, before)
             tokens += prompt
-            entries += output.prompt_logprobs
+            entries += [entry and chances(entry) for entry in output.prompt_logprobs]
             offsets += self._prompt_offsets[i]
         if not self._scores:
             if index not in self._offsets:
                 self._offsets[index] = TextOffsets(tokenizer, prompt, self._params, len(before))
             tokens += completion.token_ids
-            entries += completion.logprobs
+            entries += token_chances(completion.logprobs)
             offsets += self._offsets[index].add(completion.token_ids)
         if completion.finish_reason is not None:  # a stop string may have cut the text
             offsets = [min(offset, self._lengths[index]) for offset in offsets]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rjax.outputs import CompletionOutput, Logprob
+from rjax.outputs import CompletionOutput, TokenChance, token_chances
 from rjax.serve.parsing.base import OutputParser
 
 
@@ -18,13 +18,11 @@ class AnswerTokens:
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser = parser
-        # Start, end, id and logprobs of tokens of which it is not known what they belong to.
-        self._waiting: list[tuple[int, int, int, dict[int, Logprob]]] = []
+        # Start, end and logprobs of tokens of which it is not known what they belong to.
+        self._waiting: list[tuple[int, int, list[TokenChance]]] = []
 
-    def take(
-        self, completion: CompletionOutput, ends: Sequence[int]
-    ) -> tuple[list[int], list[dict[int, Logprob]]]:
-        """The ids and logprobs of the content's tokens that are known since the last call.
+    def take(self, completion: CompletionOutput, ends: Sequence[int]) -> list[list[TokenChance]]:
+        """The logprobs of the content's tokens that are known since the last call.
 
         Args:
             completion: new tokens, with logprobs.
@@ -32,16 +30,13 @@ class AnswerTokens:
         """
         assert completion.logprobs is not None
         first = len(ends) - len(completion.token_ids)
-        for i, (token, entry) in enumerate(
-            zip(completion.token_ids, completion.logprobs, strict=True), first
-        ):
-            self._waiting.append((ends[i - 1] if i else 0, ends[i], token, entry))
+        for i, entry in enumerate(token_chances(completion.logprobs), first):
+            self._waiting.append((ends[i - 1] if i else 0, ends[i], entry))
         ended = completion.finish_reason is not None
         spans, parsed = self._parser.content_spans, self._parser.parsed
-        tokens: list[int] = []
-        entries: list[dict[int, Logprob]] = []
+        entries: list[list[TokenChance]] = []
         count = 0
-        for start, end, token, entry in self._waiting:
+        for start, end, entry in self._waiting:
             # A token that is part of a character has no text until the character is complete.
             answers = any(
                 (start < span.end or (span.is_open and ended))
@@ -52,7 +47,6 @@ class AnswerTokens:
                 break
             count += 1
             if answers:
-                tokens.append(token)
                 entries.append(entry)
         del self._waiting[:count]
-        return tokens, entries
+        return entries

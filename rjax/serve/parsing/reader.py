@@ -4,7 +4,7 @@ import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from rjax.outputs import CompletionOutput, Logprob
+from rjax.outputs import CompletionOutput, TokenChance
 from rjax.sampling import SamplingParams
 from rjax.serve.parsing.answer_tokens import AnswerTokens
 from rjax.serve.parsing.base import OutputDelta, OutputFormat
@@ -74,10 +74,8 @@ class OutputReader:
             text = self._text.sign(text, ended=self._ended)
         return self._written_out(self._parser.feed(text, ended=self._ended))
 
-    def answer_logprobs(
-        self, completion: CompletionOutput
-    ) -> tuple[list[int], list[dict[int, Logprob]]]:
-        """Ids and logprobs of the content's tokens; see `AnswerTokens.take`.
+    def answer_logprobs(self, completion: CompletionOutput) -> list[list[TokenChance]]:
+        """Logprobs of the content's tokens; see `AnswerTokens.take`.
 
         Args:
             completion: the output that was read last, with logprobs.

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rjax.outputs import Logprob
+from rjax.outputs import Logprob, TokenChance
 from rjax.sampling import SamplingParams
 from rjax.serve.protocol.errors import ApiError
 
@@ -57,7 +57,7 @@ def within_logprobs_limit(
 
 def completion_logprobs(
     token_ids: Sequence[int],
-    entries: "Sequence[dict[int, Logprob] | None]",
+    entries: Sequence[list[TokenChance] | None],
     offsets: list[int],
     token_text: Callable[[int], str],
     *,
@@ -67,39 +67,35 @@ def completion_logprobs(
 
     Args:
         token_ids: of the text.
-        entries: logprobs of each token; None for a prompt's first token.
+        entries: of each token, its own first; None for a prompt's first token.
         offsets: of each token in the text.
         token_text: text of a token alone.
         as_token_ids: write ``token_id:N`` instead of a token's text.
     """
+    name = _named if as_token_ids else token_text
     values: list[float | None] = []
-    tokens: list[str] = []
     tops: list[dict[str, float] | None] = []
-    for token, entry in zip(token_ids, entries, strict=True):
-        own = None if entry is None else entry[token]
-        text = token_text(token) if own is None else _text(own, token)
-        tokens.append(_named(token) if as_token_ids else text)
-        values.append(None if own is None else _value(own))
+    for entry in entries:
+        values.append(None if entry is None else max(entry[0][1], _LOWEST))
         top: dict[str, float] | None = None
         if entry is not None:
             top = {}
-            for other, logprob in entry.items():
-                name = _named(other) if as_token_ids else _text(logprob, other)
-                value = _value(logprob)
-                top[name] = max(top[name], value) if name in top else value
+            for other, logprob, _ in entry:
+                text, value = name(other), max(logprob, _LOWEST)
+                top[text] = max(top[text], value) if text in top else value
         tops.append(top)
     return {
         "text_offset": offsets,
         "token_logprobs": values,
-        "tokens": tokens,
+        "tokens": [name(token) for token in token_ids],
         "top_logprobs": tops,
     }
 
 
 def chat_logprobs(
-    token_ids: Sequence[int],
-    entries: Sequence[dict[int, Logprob]],
+    entries: Sequence[list[TokenChance]],
     top: int,
+    token_text: Callable[[int], str],
     token_bytes: Callable[[int], bytes],
     *,
     as_token_ids: bool = False,
@@ -107,15 +103,26 @@ def chat_logprobs(
     """The fields of `rjax.serve.protocol.responses.ChatLogprobs`, with the ``top`` most likely
     tokens at each position.
 
-    ``token_bytes`` gives the bytes of a token, which may be a part of a character. ``as_token_ids``
-    writes ``token_id:N`` instead of a token's text; ``bytes`` are still those of the text.
+    Args:
+        entries: of each token, its own first.
+        top: tokens to report besides it.
+        token_text: text of a token alone.
+        token_bytes: its bytes, which may be a part of a character.
+        as_token_ids: write ``token_id:N`` instead of a token's text; ``bytes`` are still those of
+            the text.
     """
+    name = _named if as_token_ids else token_text
+
+    def fields(token: int, logprob: float) -> dict[str, Any]:
+        value = max(logprob, _LOWEST)
+        return {"token": name(token), "logprob": value, "bytes": list(token_bytes(token))}
+
     content = []
-    for token, entry in zip(token_ids, entries, strict=True):
-        best = sorted(entry.items(), key=lambda item: item[1].rank)[:top]
-        own = _top(token, entry[token], token_bytes, as_token_ids)
-        others = [_top(i, found, token_bytes, as_token_ids) for i, found in best]
-        content.append({**own, "top_logprobs": others})
+    for entry in entries:
+        token, logprob, _ = entry[0]
+        best = sorted(entry, key=_rank)[:top]
+        others = [fields(other, found) for other, found, _ in best]
+        content.append({**fields(token, logprob), "top_logprobs": others})
     return {"content": content, "refusal": None}
 
 
@@ -130,7 +137,7 @@ def prompt_logprobs(
         if entry is None
         else {
             str(token): {
-                "logprob": _value(found),
+                "logprob": max(found.logprob, _LOWEST),
                 "rank": found.rank,
                 "decoded_token": found.decoded_token,
             }
@@ -140,20 +147,9 @@ def prompt_logprobs(
     ]
 
 
-def _top(
-    token: int, found: Logprob, token_bytes: Callable[[int], bytes], as_token_ids: bool
-) -> dict[str, Any]:
-    name = _named(token) if as_token_ids else _text(found, token)
-    return {"token": name, "logprob": _value(found), "bytes": list(token_bytes(token))}
-
-
-def _text(found: Logprob, token: int) -> str:
-    return _named(token) if found.decoded_token is None else found.decoded_token
+def _rank(entry: TokenChance) -> int:
+    return entry[2]
 
 
 def _named(token: int) -> str:
     return f"token_id:{token}"
-
-
-def _value(found: Logprob) -> float:
-    return max(found.logprob, _LOWEST)
