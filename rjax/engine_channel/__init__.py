@@ -7,6 +7,7 @@
 - `thread_channel`: the loop on a thread of this process.
 - `process_channel`: the loop in a process of its own, which runs an `engine_server`.
 - `messages`, `output_codec`, `value_codec`, `error_codec`: what the two processes say.
+- `received_request`: makes texts and outputs of what an engine process sends.
 - `message_sender`: sends without blocking the engine; merges outputs while the socket is full.
 
 The engine process is `rjax.engine_process`.

@@ -5,7 +5,7 @@ import functools
 import itertools
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rjax.errors import InvalidRequestError, without_frames
@@ -128,9 +128,10 @@ class Tokenizer:
         """Entries of the vocabulary, such as ``"Ġthe"`` or ``"▁the"``; empty for ids outside it."""
         return [piece or "" for piece in self.hf.convert_ids_to_tokens(list(token_ids))]
 
-    def token_text(self, token_id: int) -> str:
+    @functools.cached_property
+    def token_text(self) -> Callable[[int], str]:
         """Text of one token as in the middle of a text, including special tokens, for logprobs."""
-        return self._token_text(token_id)
+        return functools.lru_cache(maxsize=1 << 16)(self._text_of)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of the text of one token, for logprobs. Those of a part of a character are known
@@ -296,10 +297,6 @@ class Tokenizer:
             return bytes(_BYTE_OF[c] for c in token)
         except KeyError:  # added tokens are stored as plain text
             return token.encode("utf-8")
-
-    @functools.cached_property
-    def _token_text(self) -> Any:
-        return functools.lru_cache(maxsize=1 << 16)(self._text_of)
 
     def _text_of(self, token_id: int) -> str:
         if self._is_byte_level:

@@ -76,13 +76,15 @@ def completion_logprobs(
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     for entry in entries:
-        values.append(None if entry is None else max(entry[0][1], _LOWEST))
-        top: dict[str, float] | None = None
-        if entry is not None:
-            top = {}
-            for other, logprob, _ in entry:
-                text, value = name(other), max(logprob, _LOWEST)
-                top[text] = max(top[text], value) if text in top else value
+        if entry is None:
+            values.append(None)
+            tops.append(None)
+            continue
+        values.append(max(entry[0][1], _LOWEST))
+        top = {name(other): max(logprob, _LOWEST) for other, logprob, _ in entry}
+        if len(top) < len(entry):  # tokens of the same text: the likeliest
+            best = sorted(entry, key=_rank, reverse=True)
+            top |= {name(other): max(logprob, _LOWEST) for other, logprob, _ in best}
         tops.append(top)
     return {
         "text_offset": offsets,
