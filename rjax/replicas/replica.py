@@ -79,7 +79,8 @@ class Replica:
         """Called by Ray, for the first time before the first request.
 
         Raises:
-            EngineDeadError: the engine is dead or hung; Ray then replaces the replica.
+            EngineDeadError: the engine is dead or hung, or no worker process can read requests; if
+                that lasts, Ray replaces the replica.
         """
         if not self._started:
             self._started = True
@@ -88,9 +89,9 @@ class Replica:
                 self._logging = asyncio.ensure_future(
                     self._service.log_throughput(self._settings.stats_seconds)
                 )
-        health = self._service.engine.health
-        if health in ("dead", "hung"):
-            raise EngineDeadError(f"the engine of replica {self._tag} is {health}")
+        health = self._service.health
+        if health in ("dead", "hung", "workers_hung"):
+            raise EngineDeadError(f"replica {self._tag} is not healthy: {health}")
 
     async def serve(self, request: ReplicaRequest) -> AsyncGenerator[Messages]:
         """Answer a request; yields its ASGI messages. Cancelling it is a disconnect. The header

@@ -30,13 +30,18 @@ LIMITS = {
 
 
 def in_pool[T](
-    folder: Path, work: Callable[[WorkerPool], Awaitable[T]], *, shared: bool = False, **more: float
+    folder: Path,
+    work: Callable[[WorkerPool], Awaitable[T]],
+    *,
+    shared: bool = False,
+    own: Zygote | None = None,
+    **more: float,
 ) -> T:
     model = TextModel(folder=str(folder), chat_template=None, vocab_size=4160, eos_token_ids=[1])
 
     async def run() -> T:
         limits = WorkerLimits(**{**LIMITS, **more})  # type: ignore[arg-type]
-        pool = WorkerPool(zygote(), model, limits, shared=shared)
+        pool = WorkerPool(own or zygote(), model, limits, shared=shared)
         await pool.start()
         try:
             return await work(pool)

@@ -24,8 +24,9 @@ private = private_router()
 
 @public.get("/health", response_model=HealthResponse, responses=_UNHEALTHY)
 async def health(service: ServiceDep) -> JSONResponse:
-    """200 while the engine is alive and accepts requests, otherwise 503."""
-    status = service.engine.health
+    """200 while the engine is alive, accepts requests and worker processes can read them,
+    otherwise 503."""
+    status = service.health
     answer = HealthResponse(status=status)
     if status == "ready":
         progress = service.engine.channel.compile_progress()

@@ -4,11 +4,11 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import Request
 
-from rjax.async_engine import AsyncLLMEngine
+from rjax.async_engine import AsyncLLMEngine, Health
 from rjax.errors import ContextLengthError
 from rjax.serve.api.sampling import Alternatives
 from rjax.serve.api.structured_outputs import GrammarCache
@@ -95,6 +95,14 @@ class Service:
     def failed(self) -> bool:
         """Whether the engine stopped on an error."""
         return self.engine.failed
+
+    @property
+    def health(self) -> Health | Literal["workers_hung"]:
+        """The engine's state; "workers_hung" if it is ready and no worker can answer."""
+        status = self.engine.health
+        if status == "ready" and (self.texts.is_hung or self.compilers.is_hung):
+            return "workers_hung"
+        return status
 
     @property
     def num_live(self) -> int:

@@ -286,7 +286,7 @@ class LoadResponse(BaseModel):
 class HealthResponse(BaseModel):
     """Response of /health; ``compiled`` and ``of`` count programs while some are not compiled."""
 
-    status: Literal["starting", "ready", "draining", "hung", "dead"]
+    status: Literal["starting", "ready", "draining", "hung", "workers_hung", "dead"]
     compiled: int | None = None
     of: int | None = None
 

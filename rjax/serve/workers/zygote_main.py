@@ -28,11 +28,15 @@ def main(control_fd: int) -> None:
         try:
             while (message := _receive(control)) is not None:
                 head, fds = message
-                if head["task"] == "end":
-                    _end(head["pid"], workers)
-                    continue
-                answer = _fork(head, fds[0], control, workers, models)
-                control.sendall(frames.pack(answer))
+                match head["task"]:
+                    case "fork":
+                        answer = _fork(head, fds[0], control, workers, models)
+                        control.sendall(frames.pack(answer))
+                    case "reap":
+                        answer = {"status": _end(head["pid"], workers)}
+                        control.sendall(frames.pack(answer))
+                    case "end":
+                        _end(head["pid"], workers)
         finally:
             for pid in list(workers):
                 _end(pid, workers)
@@ -74,7 +78,10 @@ def _fork(
             models.popitem(last=False)
         gc.collect()
         gc.freeze()  # garbage collection in workers would copy pages shared with the zygote
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or too little memory
+            return {"error": f"{type(error).__name__}: {error}"}
         if pid == 0:
             status = 1
             try:
@@ -90,8 +97,11 @@ def _fork(
     return {"pid": pid}
 
 
-def _end(pid: int, workers: set[int]) -> None:
-    if pid in workers:
-        workers.remove(pid)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+def _end(pid: int, workers: set[int]) -> int | None:
+    """Kill a worker unless it has ended, and return its exit code or the negative number of the
+    signal that ended it."""
+    if pid not in workers:
+        return None
+    workers.remove(pid)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
