@@ -19,9 +19,15 @@ _EXTENSION = "rjax.disconnect"
 
 
 class Disconnect:
-    """What to call when the client of one request disconnects."""
+    """What to call when the client of one request disconnects.
+
+    Attributes:
+        probe: writes bytes into the started response that clients skip, to find out whether this
+            one has disconnected; see `rjax.serve.http.half_close`.
+    """
 
     def __init__(self) -> None:
+        self.probe: Callable[[], object] = lambda: None
         self._callbacks: list[Callable[[], object]] = []
         self._lost = False
 
@@ -50,6 +56,13 @@ def on_disconnect(scope: Scope, callback: Callable[[], object]) -> None:
     found = scope.get("extensions", {}).get(_EXTENSION)
     if found is not None:
         found.add(callback)
+
+
+def set_probe(scope: Scope, probe: Callable[[], object]) -> None:
+    """Set `Disconnect.probe` of this request, if the HTTP server has it."""
+    found = scope.get("extensions", {}).get(_EXTENSION)
+    if found is not None:
+        found.probe = probe
 
 
 async def cancel_on_disconnect[T](request: Request, work: Awaitable[T]) -> T:

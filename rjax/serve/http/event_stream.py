@@ -8,8 +8,10 @@ from typing import NamedTuple
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rjax.serve.http.disconnect import on_disconnect, wait_for_disconnect
+from rjax.serve.http.disconnect import on_disconnect, set_probe, wait_for_disconnect
 from rjax.serve.http.wire import SendWire, Wire, event_bytes, offered_wire
+
+_COMMENT = b":\n\n"
 
 
 class NamedEvent(NamedTuple):
@@ -46,6 +48,7 @@ class EventStream(Response, abc.ABC):
                 await self._send_messages(receive, send)
             else:
                 self.wire = wire
+                set_probe(scope, self._write_comment)
                 self.begin()
                 await self._ended.wait()
         finally:
@@ -87,6 +90,11 @@ class EventStream(Response, abc.ABC):
     def close(self) -> None:
         """Stop the source of the events, at the end or when the client disconnects, even if `begin`
         was never called; maybe more than once."""
+
+    def _write_comment(self) -> None:
+        """Write an event without fields, which clients skip."""
+        if not self._ended.is_set():
+            self.wire.write(_COMMENT)
 
     def _lost(self) -> None:
         self._is_lost = True

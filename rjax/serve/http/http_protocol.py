@@ -7,16 +7,19 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
+import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rjax.serve.http.connections import ConnectionLimiter
 from rjax.serve.http.disconnect import Disconnect
+from rjax.serve.http.half_close import HalfClosedConnection
 from rjax.serve.http.loop_turns import LoopTurns
 from rjax.serve.http.wire import offer_wire
 from rjax.serve.protocol.errors import ApiError, error_response
 
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -47,6 +50,7 @@ class BoundedProtocol(H11Protocol):
         self._counted: _CountingTransport
         self._disconnect = Disconnect()
         self._resumed: Callable[[], object] = lambda: None
+        self._half_closed: HalfClosedConnection | None = None
         self._inner = self.app
         self.app = self._run
 
@@ -83,6 +87,33 @@ class BoundedProtocol(H11Protocol):
             self._disconnect.lost()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The client sent its last byte. Return whether to keep the connection, until the response
+        to a complete request is sent or the client turns out to have closed it.
+
+        HTTP/1.0 has no interim responses to find that out: such a client counts as gone.
+        """
+        if (
+            self.cycle is None
+            or self.cycle.response_complete
+            or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE)
+            or self.cycle.scope["http_version"] != "1.1"
+        ):
+            return False
+        if self._half_closed is None:
+            self._half_closed = HalfClosedConnection(
+                self._counted.transport, lambda: self._counted.written, self._probe
+            )
+        return True
+
+    def _probe(self) -> None:
+        """Write bytes that a client skips: an interim response (RFC 9110, 15.2.1), or what the
+        response has for it."""
+        if self.cycle.response_started:
+            self._disconnect.probe()
+        else:
+            self._counted.write(_CONTINUE)
+
     def data_received(self, data: bytes) -> None:
         """The client sent bytes."""
         super().data_received(data)
@@ -92,6 +123,8 @@ class BoundedProtocol(H11Protocol):
         """A response is complete; the next request may have arrived already."""
         super().on_response_complete()
         self._moved()
+        if self._half_closed is not None and self.cycle.response_complete:
+            self._counted.close()
 
     def resume_writing(self) -> None:
         """The client has read most of what was sent."""
@@ -134,19 +167,19 @@ class BoundedProtocol(H11Protocol):
 
 
 class _CountingTransport:
-    """A transport that counts the bytes written to it."""
+    """A transport that counts the bytes written to another one."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+        self.transport = transport
         self.written = 0
 
     def write(self, data: bytes) -> None:
         """Send or buffer bytes."""
         self.written += len(data)
-        self._transport.write(data)
+        self.transport.write(data)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        return getattr(self.transport, name)
 
 
 class _ChunkedWire:
