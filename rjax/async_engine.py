@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import logging
 import time
@@ -16,6 +15,7 @@ from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from rjax.output_queue import OutputQueue, OutputSink, join_output
 from rjax.outputs import RequestOutput
+from rjax.request_queue import QueueLimits, RequestQueue
 from rjax.sampling import RequestOutputKind, SamplingParams
 
 type Health = Literal["ready", "draining", "hung", "dead"]
@@ -23,26 +23,6 @@ type Health = Literal["ready", "draining", "hung", "dead"]
 _MAX_OUTPUTS_A_TURN = 128  # then other callbacks of the event loop run
 _STOP_SECONDS = 30.0  # for the engine to end
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLimits:
-    """Limits on unfinished requests.
-
-    Attributes:
-        sequences: maximum of running and waiting sequences; every sample of a request counts.
-        prompt_tokens: maximum of their prompt tokens, in total.
-        heartbeat_seconds: time without a heartbeat after which the engine thread counts as hung,
-            unless its step waits for a program to compile.
-        unread_tokens: maximum of unread tokens of one request; every alternative in their logprobs
-            counts as a token. Beyond it the request is aborted and its reader gets an
-            OverloadedError.
-    """
-
-    sequences: int = 1024
-    prompt_tokens: int = 4_194_304
-    heartbeat_seconds: float = 120.0
-    unread_tokens: int = 262_144
 
 
 class RequestStream:
@@ -58,6 +38,7 @@ class RequestStream:
         engine_id: str,
         sequences: int,
         tokens: int,
+        tenant: str | None,
         kind: RequestOutputKind,
         sink: OutputSink,
     ) -> None:
@@ -65,6 +46,7 @@ class RequestStream:
         self.engine_id = engine_id
         self.sequences = sequences
         self.prompt_tokens = tokens
+        self.tenant = tenant
         self.kind = kind
         self.finished = False
         self.sink = sink
@@ -117,8 +99,7 @@ class AsyncLLMEngine:
         self._names: dict[str, RequestStream] = {}
         self._undelivered: dict[str, RequestOutput] = {}
         self._is_delivering = False
-        self._sequences = 0
-        self._prompt_tokens = 0
+        self._queue = RequestQueue(self.limits)
         self._ids = itertools.count()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -159,11 +140,12 @@ class AsyncLLMEngine:
             return "hung"
         return "draining" if self._draining else "ready"
 
-    def check_capacity(self, sequences: int, prompt_tokens: int) -> None:
-        """Check that the queue has capacity for a request.
+    def check_capacity(self, sequences: int, prompt_tokens: int, tenant: str | None = None) -> None:
+        """Check that the queue has capacity for a request of a tenant.
 
         Raises:
-            OverloadedError: the queue is full, or the server is shutting down.
+            OverloadedError: the queue or the tenant's share of it is full, or the server is
+                shutting down.
             EngineDeadError: the engine is dead or hung.
         """
         if self.health in ("dead", "hung"):
@@ -172,21 +154,7 @@ class AsyncLLMEngine:
             )
         if self._draining:
             raise OverloadedError("the server is shutting down; ask another one", "draining")
-        limits = self.limits
-        # The messages do not say how full the queue is: that would reveal other tenants' prompt
-        # lengths.
-        if self._sequences + sequences > limits.sequences:
-            raise OverloadedError(
-                f"the queue, of at most {limits.sequences} sequences, has no room for the "
-                f"{sequences} of this request; try again later",
-                "queued_sequences",
-            )
-        if self._prompt_tokens + prompt_tokens > limits.prompt_tokens:
-            raise OverloadedError(
-                f"the queue, of at most {limits.prompt_tokens} prompt tokens, has no room for the "
-                f"{prompt_tokens} of this request; try again later",
-                "queued_tokens",
-            )
+        self._queue.check(sequences, prompt_tokens, tenant)
 
     async def submit(
         self,
@@ -195,6 +163,7 @@ class AsyncLLMEngine:
         *,
         sink: OutputSink | None = None,
         request_id: str | None = None,
+        tenant: str | None = None,
         **options: Any,
     ) -> RequestStream:
         """Add a request to the engine; returns when the engine has accepted it.
@@ -206,25 +175,25 @@ class AsyncLLMEngine:
                 handles each output in the callback that brings it. The caller then sets
                 ``finished`` of each stream. None: an `OutputQueue`, which the stream reads.
             request_id: unique among unfinished requests; None generates one.
+            tenant: whose share of the queue the request takes; see `QueueLimits`.
             options: see `rjax.engine_channel.channel.EngineChannel.add`.
 
         Raises:
             InvalidRequestError: the engine refuses the request.
-            OverloadedError: the queue is full, or the server is shutting down.
+            OverloadedError: see `check_capacity`.
             EngineDeadError: the engine has stopped.
         """
         sequences, tokens = params.num_sequences, len(prompt_token_ids)
-        self.check_capacity(sequences, tokens)
+        self.check_capacity(sequences, tokens, tenant)
         kind = params.output_kind
         if sink is None:
             sink = OutputQueue(kind, self.limits.unread_tokens)
         name = self._name(request_id)
         # The engine may still have an output of an earlier request with this name.
         engine_id = f"{name}/{next(self._ids)}"
-        stream = RequestStream(self, name, engine_id, sequences, tokens, kind, sink)
+        stream = RequestStream(self, name, engine_id, sequences, tokens, tenant, kind, sink)
         self._streams[engine_id] = self._names[name] = stream
-        self._sequences += stream.sequences
-        self._prompt_tokens += stream.prompt_tokens
+        self._queue.add(sequences, tokens, tenant)
         self._empty.clear()
         try:
             await self.channel.add(engine_id, prompt_token_ids, params, options)
@@ -306,8 +275,7 @@ class AsyncLLMEngine:
 
     def _release_quota(self, stream: RequestStream) -> None:
         """Return a request's share of the queue limits when the engine has finished it."""
-        self._sequences -= stream.sequences
-        self._prompt_tokens -= stream.prompt_tokens
+        self._queue.remove(stream.sequences, stream.prompt_tokens, stream.tenant)
         stream.sequences = stream.prompt_tokens = 0
 
     async def drain(self, seconds: float) -> bool:

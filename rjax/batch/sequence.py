@@ -32,8 +32,9 @@ class Sequence:
         params: of the request.
         max_tokens: most output tokens that the request and the model's length allow.
         seed: of its random draws.
-        order: priority in the queues; smaller runs first.
+        order: (priority and arrival, arrival, index); smaller runs first.
         hashes: chain keys of its full pages.
+        share: whose part of the rows it takes; see `rjax.engine.fair_shares.FairShares`.
         siblings: all sequences of the request, this one included; the first computes the prompt,
             the others share its pages.
         mask: restricts the next token; None for no mask.
@@ -79,6 +80,7 @@ class Sequence:
     seed: int
     order: tuple[int, int, int]
     hashes: PageHashes
+    share: str | None = None
     siblings: list["Sequence"] = dataclasses.field(default_factory=list)
     mask: TokenMask | None = None
     logprob_start_len: int = 0

@@ -131,6 +131,7 @@ class LLMEngine(Closable):
         *,
         prompt: str | None = None,
         priority: int = 0,
+        share: str | None = None,
         masks: Tokens[TokenMask] = (),
         prefix: str | None = None,
         cache_salt: str | None = None,
@@ -145,7 +146,8 @@ class LLMEngine(Closable):
             prompt_token_ids: 1 to ``max_model_len`` - 1 tokens.
             params: how to sample; checked against this model here.
             prompt: the prompt's text, for the output.
-            priority: smaller runs first; see ``SchedulerSettings.priority_patience``.
+            priority: smaller runs first in a share; see ``SchedulerSettings.priority_patience``.
+            share: rows are divided evenly among the shares with requests; None is one of them.
             masks: one token mask for each sample that is generated. By default those of
                 ``params.structured_outputs``, as ``structured_masks`` returns them.
             prefix: a named prefix whose tokens are put in front of the prompt's.
@@ -163,7 +165,7 @@ class LLMEngine(Closable):
         self._check_open()
         if request_id in self._requests:
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another")
-        self._checks.priority(priority)
+        self._checks.queueing(priority, share)
         deadline = None if timeout is None else time.monotonic() + self._checks.timeout(timeout)
         if prefix is not None:
             named = self._prefixes.pinned.get(prefix)
@@ -177,9 +179,7 @@ class LLMEngine(Closable):
         if keep_as is not None:
             pending = self._prefixes.prepare(keep_as, tokens, cache_salt, root)
         masks = self._masks.of_request(params, masks)
-        max_tokens = self.max_model_len - len(tokens)
-        if params.max_tokens is not None:
-            max_tokens = min(params.max_tokens, max_tokens)
+        longest = self.max_model_len - len(tokens)
         arrival = next(self._arrivals)
         drawn = drawn_seed(self.config.model.seed, arrival)
         request = self._requests[request_id] = Request.start(
@@ -188,7 +188,7 @@ class LLMEngine(Closable):
             array,
             params,
             prompt=prompt,
-            max_tokens=max_tokens,
+            max_tokens=min(params.max_tokens or longest, longest),
             seed=drawn if params.seed is None else params.seed,
             order=(arrival + priority * self.config.scheduler.priority_patience, arrival),
             root=root,
@@ -203,7 +203,7 @@ class LLMEngine(Closable):
             self._prefixes.pending.add(request_id, pending)
         self._deadlines.add(request)
         for sequence in request.sequences:
-            self._scheduler.add(sequence)
+            self._scheduler.add(sequence, share)
 
     def has_unfinished_requests(self) -> bool:
         """Whether ``step`` has anything left to compute or to return."""

@@ -68,11 +68,14 @@ class RequestChecks:
             )
 
     @no_type_check
-    def priority(self, priority: int) -> int:
-        """A whole number."""
+    def queueing(self, priority: int, share: str | None) -> None:
+        """A whole number, and a short text or None."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority is {priority!r}; give a whole number")
-        return priority
+        if share is not None and not (isinstance(share, str) and 1 <= len(share) <= _NAME_CHARS):
+            raise InvalidRequestError(
+                f"share is {share!r:.300}; give a text of 1 to {_NAME_CHARS} characters, or None"
+            )
 
     @no_type_check
     def logprob_start(self, start: int, length: int) -> int:

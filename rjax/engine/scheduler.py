@@ -1,9 +1,7 @@
 """The scheduler: chooses the sequences of the next step and the tokens of each."""
 
 import bisect
-import heapq
-import itertools
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import numpy as np
 from jaxtyping import Int
@@ -13,6 +11,7 @@ from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_limits import StepLimits
 from rjax.engine.block_manager import BlockManager
+from rjax.engine.fair_shares import FairShares
 from rjax.engine.host_pool import HostPool
 from rjax.engine.page_filler import PageFiller
 from rjax.engine.page_registrar import PageRegistrar, pages_numbered
@@ -29,12 +28,12 @@ class Scheduler:
     """Continuous batching with chunked prefill under a token budget.
 
     Decodes come first, then prompt chunks of running sequences, then new sequences, each class in
-    the order of ``Sequence.order``. A sequence is admitted when a slot is free and the pool has the
-    pages of all its present tokens; pages for further output are allocated one at a time. In page
-    groups with windows, pages are allocated for each prompt chunk, and released behind the window.
-    When the
-    pool is full, the running sequence that is last in order is preempted, with its siblings: its
-    pages are copied to the host or computed again, by the cost model.
+    the order of ``Sequence.order``; if they are of several shares, in that of `FairShares`. A
+    sequence is admitted when a slot is free and the pool has the pages of all its present tokens;
+    pages for further output are allocated one at a time. In page groups with windows, pages are
+    allocated for each prompt chunk, and released behind the window. When the pool is full, the
+    running sequence that is last in order is preempted, with its siblings: its pages are copied to
+    the host or computed again, by the cost model.
 
     The first ``max_num_seqs`` running sequences generate. Those after them are prefill-ahead
     sequences: all their tokens but the last are computed, in the spare rows of steps, and the last
@@ -85,8 +84,8 @@ class Scheduler:
             self._windows = WindowPages(blocks, sliding, first, self.page_tables[first:])
         self._matcher = PrefixMatcher(blocks, self.host, enable_prefix_caching, self._windows)
         self._registrar = PageRegistrar(blocks, enable_prefix_caching, self._windows)
-        self._limits = limits
-        self._caching = enable_prefix_caching
+        self._limits, self._caching = limits, enable_prefix_caching
+        self._shares = FairShares(limits.max_num_seqs)
         self._slots = list(range(limits.num_slots - 1, -1, -1))
         self._operations = PageOperations()
         self._swapper = Swapper(blocks, self.host, self.cost, self._operations, self._windows)
@@ -102,13 +101,16 @@ class Scheduler:
         ahead = len(self.running) > self._limits.max_num_seqs
         return bool(ahead or self.waiting or self.swapped)
 
-    def add(self, sequence: Sequence) -> None:
-        """Put a new sequence into the waiting queue."""
+    def add(self, sequence: Sequence, share: str | None = None) -> None:
+        """Put a new sequence of a share into the waiting queue."""
+        self._shares.add(sequence, share)
         self._queue(sequence, _WAITING)
 
     def schedule(self) -> Schedule:
         """Choose the next step; its tokens count as computed from now on."""
         self.blocks.begin_step()
+        if (victim := self._shares.arrange(self.running)) is not None:
+            self._preempt(victim)
         step = StepBuilder(self._limits)
         self._schedule_running(step)
         admitted = self._admit(step)
@@ -128,6 +130,7 @@ class Scheduler:
             case SequenceStatus.FINISHED:
                 raise AssertionError("finished twice")
         sequence.status = SequenceStatus.FINISHED
+        self._shares.remove(sequence)
 
     def finish_all(self, sequences: list[Sequence]) -> int:
         """Remove those that have not finished; returns their number."""
@@ -218,11 +221,11 @@ class Scheduler:
 
     def _admit(self, step: StepBuilder) -> list[Sequence]:
         admitted: list[Sequence] = []
-        if not self._slots or not step.can_admit:
+        if not self._shares.may_admit(step, has_slot=bool(self._slots)):
             return admitted
-        queues = [list(self.swapped), list(self.waiting)]
-        for sequence in heapq.merge(*queues, key=lambda s: s.order):
-            if not self._slots or not step.can_admit:
+        for sequence in self._shares.admission_order(self.swapped, self.waiting):
+            has_slot = bool(self._slots)
+            if not self._shares.may_admit(step, has_slot=has_slot):
                 break
             if sequence.in_flight:
                 continue  # preempted; its last token is not read back yet
@@ -231,7 +234,8 @@ class Scheduler:
                 continue
             ahead = step.free_slots == 0
             tokens = step.prefill_ahead_tokens_left if ahead else step.tokens_left
-            if not self._start(sequence, match, prefill_ahead=ahead, tokens=tokens):
+            if not (has_slot and self._start(sequence, match, prefill_ahead=ahead, tokens=tokens)):
+                self._shares.wait(sequence)
                 break
             admitted.append(sequence)
             if step.free_slots:
@@ -261,7 +265,7 @@ class Scheduler:
         partial_page = match.partial_page
         held = match.pages + ([] if partial_page is None else [partial_page])
         in_windows = [[page for page in pages if page >= 0] for pages in match.window_pages]
-        taken = [*held, *itertools.chain(*in_windows)]
+        taken = [*held, *chain(*in_windows)]
         shared = match.num_shared_pages(self.blocks)
         self.blocks.acquire(taken)
         stored = match.num_tokens
@@ -325,7 +329,7 @@ class Scheduler:
         if self._caching:
             self.cache_full_pages(sequence)
             self.blocks.mark_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
-        bisect.insort(self.running, sequence, key=lambda s: s.order)
+        self._shares.start(sequence, self.running)
         return True
 
     def _set_capacity(self, sequence: Sequence) -> None:
@@ -435,7 +439,7 @@ class Scheduler:
         Only then are the pages that they share freed; they are saved once. The siblings resume when
         the pool has pages for all of them.
         """
-        group = list(itertools.takewhile(victim.is_sibling, reversed(self.running)))
+        group = [s for s in reversed(victim.siblings) if s.status is _RUNNING] or [victim]
         before = self.blocks.num_available
         for sequence in group:
             self._preempt(sequence)
@@ -463,7 +467,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
-        self.running.remove(sequence)
+        self._shares.leave(sequence, self.running)
         self.blocks.clear_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
         self.blocks.release(sequence.pages)
         sequence.pages = []

@@ -43,7 +43,10 @@ def check(engine: LLMEngine) -> None:
     assert len(set(every)) == len(every), "in exactly one queue"
     for status, queue in queues.items():
         assert all(s.status is status for s in queue)
-        assert queue == sorted(queue, key=lambda s: s.order)
+        in_order = not (scheduler._shares.several or scheduler._shares._stale)
+        if queue is not scheduler.running or in_order:
+            assert queue == sorted(queue, key=lambda s: s.order)
+    _check_shares(engine)
     live = {s for r in engine._requests.values() for s in r.sequences}
     assert {s for s in live if s.status is not SequenceStatus.FINISHED} == set(every)
     slots = [s.slot for s in scheduler.running]
@@ -105,6 +108,15 @@ def _check_sharing(engine: LLMEngine) -> None:
             )
             assert engine.config.cache.enable_prefix_caching
         assert len(roots[page]) == 1, "two salts in one page"
+
+
+def _check_shares(engine: LLMEngine) -> None:
+    """What the division into shares knows of the sequences is so."""
+    scheduler, shares = engine._scheduler, engine._scheduler._shares
+    every = [*scheduler.waiting, *scheduler.running, *scheduler.swapped]
+    assert shares._live == Counter(s.share for s in every)
+    assert shares._rows == Counter(s.share for s in scheduler.running)
+    assert shares._generating <= set(scheduler.running)
 
 
 def _check_keys(engine: LLMEngine) -> None:

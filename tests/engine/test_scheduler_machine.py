@@ -71,8 +71,9 @@ class EngineMachine(RuleBasedStateMachine):
         most=st.integers(1, 6),
         stop=st.booleans(),
         priority=st.integers(0, 1),
+        share=st.sampled_from([None, None, "a", "b"]),
     )
-    def add(self, prompt, n, more, salt, most, stop, priority):
+    def add(self, prompt, n, more, salt, most, stop, priority, share):
         params = SamplingParams(
             n=n,
             best_of=n + more if more else None,
@@ -82,7 +83,9 @@ class EngineMachine(RuleBasedStateMachine):
         )
         name = str(self.count)
         self.count += 1
-        self.engine.add_request(name, prompt, params, priority=priority, cache_salt=salt)
+        self.engine.add_request(
+            name, prompt, params, priority=priority, share=share, cache_salt=salt
+        )
         self.asked[name] = prompt, params
 
     @precondition(lambda self: self.asked.keys() - self.ended.keys())

@@ -21,7 +21,7 @@ def test_a_request_is_with_the_engine_before_its_handler_first_waits():
     class Engine:
         limits = SimpleNamespace(unread_tokens=100)
 
-        def check_capacity(self, sequences: int, tokens: int) -> None:
+        def check_capacity(self, sequences: int, tokens: int, tenant: str) -> None:
             pass
 
         async def submit(self, tokens: list[int], params: SamplingParams, **options: Any) -> Any:

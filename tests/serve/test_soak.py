@@ -118,7 +118,8 @@ def test_every_attack_at_random_beside_honest_clients(folder, request):
             until(lambda: len(server.server._open) == 0, 30)
             assert server.used_bytes() == 0
             engine = server.service.engine
-            assert (engine._sequences, engine._prompt_tokens, engine.num_live) == (0, 0, 0)
+            queue = engine._queue
+            assert not (queue.sequences or queue.prompt_tokens or engine.num_live)
             gc.collect()
             names = [thread.name for thread in threading.enumerate()]
             pools = [name for name in names if name.startswith(POOLS)]

@@ -26,7 +26,7 @@ engine worker
 engine_platform
 engine_summary
 engine_builder functional
-gc_freeze output_queue progress
+gc_freeze output_queue progress request_queue
 conversations prefixed_prompts request_runner
 beam_search output_stream scoring
 llm

@@ -77,7 +77,7 @@ async def prepare_chat(
         max_tokens_given=max_tokens(body) is not None,
     )
     group = request_group(body, service, params)
-    options = {"tenant": tenant.name, **engine_options(body, tenant, service.limits)}
+    options = {"tenant": tenant.name, **engine_options(body, tenant, service.config)}
     parts = ChatParts(
         body, service, params, tools, prompt[1], start, answer_logprobs=answer_logprobs
     )

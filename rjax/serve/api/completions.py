@@ -66,7 +66,7 @@ async def complete(
         max_tokens_given=max_tokens(body) is not None,
     )
     group = request_group(body, service, params)
-    options = {"tenant": tenant.name, **engine_options(body, tenant, service.limits)}
+    options = {"tenant": tenant.name, **engine_options(body, tenant, service.config)}
     if body.stream:
         encoder = CompletionEncoder(body, service, params)
         events = OutputEvents(group, encoder, service.response_threads)

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from rjax.engine.named_prefixes.named_prefix import KeepAs
 from rjax.errors import InvalidConfigError, OutOfMemoryError, OverloadedError
@@ -12,7 +11,7 @@ from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.api.prompts import encode, message_tokens
 from rjax.serve.api.sampling import check_salt
 from rjax.serve.api.service import Service
-from rjax.serve.api.tenancy import cache_salt, engine_prefix_name
+from rjax.serve.api.tenancy import cache_salt, common_options, engine_prefix_name
 from rjax.serve.config.prefix_names import is_valid_name
 from rjax.serve.http.auth import Tenant
 from rjax.serve.protocol.errors import ApiError
@@ -132,7 +131,7 @@ async def _hold(prefix: RegisteredPrefix, tenant: Tenant, service: Service) -> N
         return wanted in [(p.name, p.token_ids, p.cache_salt) for p in kept]
 
     try:
-        await _compute(prefix, key, service)
+        await _compute(prefix, key, tenant, service)
     except asyncio.CancelledError:
         # The engine may have pinned it before the request was aborted.
         if prefix.pinned and await is_kept():
@@ -143,15 +142,15 @@ async def _hold(prefix: RegisteredPrefix, tenant: Tenant, service: Service) -> N
         await _unpin(prefix.name, tenant, service)
 
 
-async def _compute(prefix: RegisteredPrefix, key: str, service: Service) -> None:
+async def _compute(prefix: RegisteredPrefix, key: str, tenant: Tenant, service: Service) -> None:
     """Compute a prefix in the engine and pin it under this key if it is ``pinned``."""
-    options: dict[str, Any] = {"timeout": service.limits.request_seconds}
-    if prefix.salt is not None:
-        options["cache_salt"] = prefix.salt
+    options = common_options(tenant, prefix.salt, service.config)
     if prefix.pinned:
         options["keep_as"] = KeepAs(key)
     try:
-        async with await service.engine.submit(prefix.token_ids, _ONE_TOKEN, **options) as stream:
+        async with await service.engine.submit(
+            prefix.token_ids, _ONE_TOKEN, tenant=tenant.name, **options
+        ) as stream:
             output = await anext(stream)
         if output.error is not None:
             raise output.error

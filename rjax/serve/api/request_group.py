@@ -69,7 +69,8 @@ class RequestGroup:
                 param="n" if params.best_of is None else "best_of",
             )
         try:
-            service.engine.check_capacity(count, sum(len(tokens) for _, tokens in prompts))
+            prompt_tokens = sum(len(tokens) for _, tokens in prompts)
+            service.engine.check_capacity(count, prompt_tokens, tenant)
             if constraint is not None:
                 options["mask_request"] = await service.grammars.check(constraint, tenant)
 
@@ -78,6 +79,7 @@ class RequestGroup:
                     tokens,
                     params,
                     sink=self._queue if sink is None else sink,
+                    tenant=tenant,
                     prompt=text,
                     **options,
                 )

@@ -1,10 +1,10 @@
-"""Engine options of a request: priority, timeout and the tenant's cache salt."""
+"""Engine options of a request: priority, timeout, and the tenant's share and cache salt."""
 
 import hashlib
 import logging
 from typing import Any
 
-from rjax.serve.config.limits import ServeLimits
+from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.auth import Tenant
 from rjax.serve.protocol.fields import shortened
 from rjax.serve.protocol.requests import SamplingRequest
@@ -12,13 +12,20 @@ from rjax.serve.protocol.requests import SamplingRequest
 _log = logging.getLogger("rjax.serve.requests")
 
 
-def engine_options(body: SamplingRequest, tenant: Tenant, limits: ServeLimits) -> dict[str, Any]:
+def engine_options(body: SamplingRequest, tenant: Tenant, config: ServeConfig) -> dict[str, Any]:
     """Log a request and return its options for the engine's ``add_request``."""
     # The text is a client's: repr escapes line breaks and everything else that does not print.
     user = repr(shortened(body.user)) if body.user else "-"
     _log.info("%s, user %s", tenant.name, user)
-    options: dict[str, Any] = {"priority": body.priority or 0, "timeout": limits.request_seconds}
-    salt = cache_salt(tenant, body.cache_salt)
+    options: dict[str, Any] = {"priority": body.priority or 0}
+    return options | common_options(tenant, cache_salt(tenant, body.cache_salt), config)
+
+
+def common_options(tenant: Tenant, salt: str | None, config: ServeConfig) -> dict[str, Any]:
+    """The options that all requests of a tenant have: timeout, share of the rows, cache salt."""
+    options: dict[str, Any] = {"timeout": config.limits.request_seconds}
+    if tenant.has_key:
+        options["share"] = tenant.name
     if salt is not None:
         options["cache_salt"] = salt
     return options

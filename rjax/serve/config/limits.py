@@ -10,8 +10,8 @@ from rjax.errors import InvalidConfigError
 from rjax.sampling_limits import LIMITS
 
 
-def _limit(default: Any, meaning: str) -> Any:
-    return dataclasses.field(default=default, metadata={"meaning": meaning})
+def _limit(default: Any, meaning: str, most: float = 2**40) -> Any:
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "most": most})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class ServeLimits:
     their meaning. `rjax.sampling` has the limits of sampling parameters.
 
     Raises:
-        InvalidConfigError: a limit is not a finite number above zero.
+        InvalidConfigError: a limit is not a finite number above zero, or is too large.
     """
 
     n: int = _limit(64, "samples of one prompt, generated or returned")
@@ -66,6 +66,12 @@ class ServeLimits:
     )
     queued_sequences: int = _limit(1024, "unfinished sequences; more is a 503")
     queued_tokens: int = _limit(4_194_304, "prompt tokens of unfinished requests; more is a 503")
+    key_share: float = _limit(
+        0.5,
+        "part that one of several API keys may hold of what the others leave of the queue; more is "
+        "a 503; 1 keeps no room for keys that come later",
+        most=1,
+    )
     retry_after: int = _limit(2, "Retry-After of a 503 in seconds")
     prefixes: int = _limit(64, "named prefixes of one API key")
     responses: int = _limit(1024, "stored responses of one API key; the oldest are evicted")
@@ -89,17 +95,17 @@ class ServeLimits:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            whole = isinstance(field.default, int)
+            whole, most = isinstance(field.default, int), field.metadata["most"]
             kinds = int if whole else int | float
             if (
                 isinstance(value, bool)
                 or not isinstance(value, kinds)
                 or not math.isfinite(value)
-                or not 0 < value < 2**40
+                or not 0 < value <= most
             ):
                 kind = "whole number" if whole else "number"
                 raise InvalidConfigError(
-                    f"the limit {field.name} is {value!r}; give a {kind} above 0 ("
+                    f"the limit {field.name} is {value!r}; give a {kind} above 0, at most {most} ("
                     f"{field.metadata['meaning']}; the default is {field.default})"
                 )
 

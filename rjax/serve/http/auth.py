@@ -25,6 +25,11 @@ class Tenant:
     name: str
     salt: str | None
 
+    @property
+    def has_key(self) -> bool:
+        """Whether it has an API key; without keys, all clients are one tenant."""
+        return self.salt is not None
+
 
 _ANYONE = Tenant("anyone", None)
 _SHORT = 16  # characters; a shorter key may be guessed

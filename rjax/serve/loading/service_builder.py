@@ -90,7 +90,8 @@ def make_service(
 
     texts = workers(limits.text_workers, limits.template_seconds)
     compilers = workers(limits.grammar_workers, limits.grammar_seconds)
-    _check_queue(limits, facts.max_num_seqs)
+    key_share = limits.key_share if len(keys.tenants) > 1 else 1.0
+    _check_queue(limits, key_share, facts.max_num_seqs)
     grammars = GrammarCache(tokenizer, vocab_size, limits, compilers)
     channel.call_utility_sync(
         "limit_grammar_cache", limits.grammar_cache, limits.grammar_cache_bytes
@@ -101,6 +102,7 @@ def make_service(
             QueueLimits(
                 sequences=limits.queued_sequences,
                 prompt_tokens=limits.queued_tokens,
+                tenant_share=key_share,
                 heartbeat_seconds=limits.heartbeat_seconds,
                 unread_tokens=limits.unread_tokens,
             ),
@@ -131,12 +133,20 @@ def make_service(
     )
 
 
-def _check_queue(limits: ServeLimits, max_num_seqs: int) -> None:
+def _check_queue(limits: ServeLimits, key_share: float, max_num_seqs: int) -> None:
     if limits.queued_sequences < max_num_seqs:
         _log.warning(
             "the limit queued_sequences is %d, so the batch never has max_num_seqs = %d sequences: "
             "raise the first or lower the second",
             limits.queued_sequences,
+            max_num_seqs,
+        )
+    elif limits.queued_sequences * key_share < max_num_seqs:
+        _log.warning(
+            "the limits queued_sequences and key_share are %d and %g, so one API key alone never "
+            "fills the batch of max_num_seqs = %d sequences: raise one of them or lower the last",
+            limits.queued_sequences,
+            key_share,
             max_num_seqs,
         )
 

@@ -28,6 +28,7 @@ _REASONS = ("stop", "length", "abort", "error")
 _REJECTIONS = (
     "queued_sequences",
     "queued_tokens",
+    "key_share",
     "queued_texts",
     "slow_tasks",
     "bodies_bytes",

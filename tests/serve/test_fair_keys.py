@@ -1,0 +1,58 @@
+"""Two API keys: one that asks for all leaves the other its rows and its part of the queue."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from .hostile import HONEST_SECONDS, SHORT, ask, connect, post, raw_post, until
+from .live_server import LiveServer, live_server, make_engine
+from .test_hostile_clients import slowed
+
+ANNE, BERT = "first-key-12345678", "second-key-1234567"
+GREEDY = {"prompt": ["a"] * 4, "n": 64, "max_tokens": 400, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def server(folder) -> Iterator[LiveServer]:
+    with live_server(make_engine(folder), keys=[ANNE, BERT]) as found:
+        compiles = [SHORT, SHORT | {"n": 2, "temperature": 1}, SHORT | {"prompt": ["b"] * 4}]
+        for body in compiles:
+            assert ask(found, "POST", "/v1/completions", body, key=ANNE).status == 200
+        yield found
+
+
+@contextlib.contextmanager
+def streams(server: LiveServer, body: dict, key: str, count: int) -> Iterator[list[int]]:
+    """Streams that nobody reads further than to their status."""
+    with contextlib.ExitStack() as stack:
+        links = [stack.enter_context(connect(server)) for _ in range(count)]
+        for link in links:
+            link.sendall(raw_post("/v1/completions", body, key))
+        yield sorted(int(link.recv(12).split()[1]) for link in links)
+
+
+def rows(server: LiveServer) -> Counter[str]:
+    """Running sequences of each key."""
+    return server.call(lambda engine: Counter(s.share for s in engine._scheduler.running))
+
+
+def test_four_streams_of_256_sequences_leave_another_key_its_share(server: LiveServer):
+    server.wait_idle()
+    with slowed(server, 0.02), streams(server, GREEDY, ANNE, 4) as statuses:
+        assert statuses == [200, 200, 503, 503], "half of 1,024"
+        until(lambda: rows(server) == {"key-1": 4})
+        for _ in range(3):
+            assert post(server, SHORT, key=BERT).status == 200
+        fair = {"key-1": 2, "key-2": 2}
+        body = GREEDY | {"n": 16}
+        with streams(server, body, BERT, 4) as others:
+            assert others == [200, 200, 200, 200], "half of what the first leaves"
+            until(lambda: rows(server) == fair, HONEST_SECONDS)
+            for _ in range(20):
+                assert rows(server) == fair
+                time.sleep(0.02)
+    server.wait_idle()
+    assert server.used_bytes() == 0
