@@ -55,7 +55,10 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
     ),
     ("--preemption-mode", "use --preemption auto, swap or recompute"),
     ("--num-scheduler-steps --stream-interval", "use --num-decode-steps"),
-    ("--scheduling-policy", "leave it out; the field 'priority' of a request orders requests"),
+    (
+        "--scheduling-policy",
+        "leave it out; the field 'priority' of a request orders requests of its API key",
+    ),
     (
         "--max-num-partial-prefills --max-long-partial-prefills --long-prefill-token-threshold "
         "--scheduler-delay-factor",

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,7 +13,9 @@ from .live_server import LiveServer, live_server, make_engine
 from .test_hostile_clients import slowed
 
 ANNE, BERT = "first-key-12345678", "second-key-1234567"
-GREEDY = {"prompt": ["a"] * 4, "n": 64, "max_tokens": 400, "ignore_eos": True, "stream": True}
+FIRST = -(2**31)  # the priority of whoever wants to be first
+LONG = {"prompt": ["a"] * 4, "max_tokens": 400, "ignore_eos": True, "stream": True}
+GREEDY = LONG | {"n": 64}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def test_four_streams_of_256_sequences_leave_another_key_its_share(server: LiveS
     server.wait_idle()
     with slowed(server, 0.02), streams(server, GREEDY, ANNE, 4) as statuses:
         assert statuses == [200, 200, 503, 503], "half of 1,024"
-        until(lambda: rows(server) == {"key-1": 4})
+        until(lambda: rows(server).total() == 4)
         for _ in range(3):
             assert post(server, SHORT, key=BERT).status == 200
         fair = {"key-1": 2, "key-2": 2}
@@ -56,3 +59,50 @@ def test_four_streams_of_256_sequences_leave_another_key_its_share(server: LiveS
                 time.sleep(0.02)
     server.wait_idle()
     assert server.used_bytes() == 0
+
+
+def test_a_priority_does_not_hold_up_another_key(server: LiveServer):
+    """Neither while its requests run nor while many of them wait."""
+    server.wait_idle()
+    body = LONG | {"prompt": ["a"] * 100, "priority": FIRST}
+    with slowed(server, 0.02), streams(server, body, ANNE, 2) as statuses:
+        assert statuses == [200, 200]
+        until(lambda: rows(server).total() == 4)
+        for priority in (0, 2**31 - 1):
+            mine = SHORT | {"priority": priority}
+            assert post(server, mine, key=BERT).status == 200
+    server.wait_idle()
+
+
+def test_the_operator_may_order_all_keys_by_priority(folder):
+    """The one that came first, and has no row, goes last."""
+    ended = []
+
+    def complete(key: str, priority: int) -> None:
+        body = SHORT | {"priority": priority}
+        assert ask(server, "POST", "/v1/completions", body, key=key).status == 200
+        ended.append(key)
+
+    def waiting() -> int:
+        return server.call(lambda engine: len(engine._scheduler.waiting))
+
+    with (
+        live_server(
+            make_engine(folder, max_num_seqs=1), keys=[ANNE, BERT], priority_across_keys=True
+        ) as server,
+        slowed(server, 0.02),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        with streams(server, LONG | {"prompt": "a"}, ANNE, 1) as statuses:
+            assert statuses == [200]
+            until(lambda: rows(server) == {None: 1})
+            asked = [pool.submit(complete, BERT, 0)]
+            until(lambda: waiting() == 1)
+            asked.append(pool.submit(complete, ANNE, FIRST))
+            until(lambda: waiting() == 2)
+            time.sleep(0.5)
+            assert waiting() == 2
+        for found in asked:
+            found.result()
+        server.wait_idle()
+    assert ended == [ANNE, BERT]

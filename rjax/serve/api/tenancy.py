@@ -24,7 +24,7 @@ def engine_options(body: SamplingRequest, tenant: Tenant, config: ServeConfig) -
 def common_options(tenant: Tenant, salt: str | None, config: ServeConfig) -> dict[str, Any]:
     """The options that all requests of a tenant have: timeout, share of the rows, cache salt."""
     options: dict[str, Any] = {"timeout": config.limits.request_seconds}
-    if tenant.has_key:
+    if tenant.has_key and not config.priority_across_keys:
         options["share"] = tenant.name
     if salt is not None:
         options["cache_salt"] = salt

@@ -116,6 +116,11 @@ def _add_server_arguments(server: "argparse._ArgumentGroup") -> None:
         help="accepted API keys, one per line; each is a tenant with its own prefix cache",
     )
     server.add_argument(
+        "--priority-across-keys",
+        action="store_true",
+        help=f"{_HELP['priority_across_keys']}; for keys that trust each other",
+    )
+    server.add_argument(
         "--prefix-file",
         action="append",
         default=[],
@@ -253,6 +258,7 @@ def serve_config(arguments: argparse.Namespace, limits: ServeLimits) -> ServeCon
         aliases=tuple(aliases),
         root=own,
         keys=tuple(_api_keys(arguments)),
+        priority_across_keys=arguments.priority_across_keys,
         limits=limits,
         http=_http_options(arguments),
         tool_call_parser=_tool_call_parser(arguments),

@@ -18,6 +18,8 @@ class ServeConfig:
         created: when the server started, in seconds since 1970; None is when it is built.
         keys: accepted API keys, each a tenant with its own prefix cache; without any, no request
             needs one.
+        priority_across_keys: order the requests of all API keys by priority and arrival; otherwise
+            keys get equal parts of the rows, and priority orders the requests of one key.
         limits: of requests.
         http: for reverse proxies and browsers.
         tool_call_parser: how the model writes tool calls; "auto" decides by the markers of its chat
@@ -38,6 +40,7 @@ class ServeConfig:
     root: str | None = None
     created: int | None = None
     keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    priority_across_keys: bool = False
     limits: ServeLimits = dataclasses.field(default_factory=ServeLimits)
     http: HttpOptions = dataclasses.field(default_factory=HttpOptions)
     tool_call_parser: str = "auto"

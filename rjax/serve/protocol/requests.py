@@ -182,7 +182,9 @@ class SharedSampling(RequestModel):
     allowed_token_ids: FailFastList[int] | None = None
     bad_words: FailFastList[str] | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: Annotated[int | None, Field(description="smaller runs earlier")] = None
+    priority: Annotated[
+        int | None, Field(description="smaller runs earlier, among requests of one API key")
+    ] = None
     cache_salt: Annotated[
         str | None, Field(description="only prompts with the same salt share cached KV")
     ] = None
