@@ -11,8 +11,7 @@ from rjax.structured.mask_request import MaskRequest
 from rjax.tokenization import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
+    from rjax.structured.compiled_grammar import CompiledGrammar
     from rjax.structured.mask import GrammarMask
 
 _CACHE_SIZE = 128  # compiled constraints
@@ -21,7 +20,8 @@ _CACHE_SIZE = 128  # compiled constraints
 class GrammarCompiler:
     """Creates the masks of constraints; thread-safe.
 
-    It limits neither the time nor the memory of a compilation. The server compiles constraints of
+    Requests of one owner share a compiled grammar until it fails; see `CompiledGrammar`. Neither
+    the time nor the memory of a compilation is limited here: the server compiles constraints of
     untrusted clients in worker processes that it can kill.
 
     Args:
@@ -43,7 +43,11 @@ class GrammarCompiler:
                 'run: pip install "rjax[structured]"'
             ) from error
         self._compile = compile_grammar
-        self._start = mask.start_masks
+        self._start, self._mask, self._budget = (
+            mask.start_grammar,
+            mask.GrammarMask,
+            mask.MaskBudget,
+        )
         self._vocab_size = vocab_size
         llt = grammar_tokenizer(tokenizer, vocab_size, sorted(tokenizer.eos_token_ids))
         if llt is None:
@@ -51,8 +55,8 @@ class GrammarCompiler:
         self._llt = llt
         self._lock = threading.Lock()
         self._cache_size, self._cache_bytes = _CACHE_SIZE, math.inf
-        # Matchers in their initial state, with the bytes that compiling them took.
-        self._kept: OrderedDict[Constraint, tuple[LLMatcher, int]] = OrderedDict()
+        # Grammars by owner and constraint, with the bytes that compiling them took.
+        self._kept: OrderedDict[tuple[str, Constraint], tuple[CompiledGrammar, int]] = OrderedDict()
 
     def limit_cache(self, size: int, num_bytes: float) -> None:
         """Cache at most ``size`` compiled constraints, of at most ``num_bytes`` in total."""
@@ -66,23 +70,28 @@ class GrammarCompiler:
         Raises:
             InvalidRequestError: the constraint is not valid, or allows no text.
         """
-        constraint = wanted.constraint
+        key = wanted.owner, wanted.constraint
         with self._lock:
-            matcher, _ = self._kept.get(constraint, (None, 0))
-        if matcher is None:  # compiled without the lock, beside others
-            try:
-                matcher = self._compile(constraint, self._llt)
-            except ValueError as error:
-                raise InvalidRequestError(f"the {constraint.kind} is not valid: {error}") from error
-        try:
-            masks = self._start(matcher, self._llt, self._vocab_size, count, wanted.seconds)
-        except ValueError as error:
-            raise InvalidRequestError(str(error)) from error
+            grammar, _ = self._kept.get(key, (None, 0))
+        if grammar is None or grammar.failed:  # compiled without the lock, beside others
+            grammar = self._compiled(wanted.constraint)
+        budget = self._budget(wanted.seconds)
+        masks = [self._mask(grammar, self._vocab_size, budget) for _ in range(count)]
         with self._lock:
-            self._kept[constraint] = matcher, wanted.num_bytes
-            self._kept.move_to_end(constraint)
+            self._kept[key] = grammar, wanted.num_bytes
+            self._kept.move_to_end(key)
             self._evict()
         return masks
+
+    def _compiled(self, constraint: Constraint) -> "CompiledGrammar":
+        try:
+            matcher = self._compile(constraint, self._llt)
+        except ValueError as error:
+            raise InvalidRequestError(f"the {constraint.kind} is not valid: {error}") from error
+        try:
+            return self._start(matcher, self._llt, self._vocab_size)
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
 
     def _evict(self) -> None:
         while self._kept and (

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from rjax.errors import GrammarFailedError
+from rjax.structured.compiled_grammar import CompiledGrammar
 from rjax.structured.grammar import brief
 
 _SECONDS_PER_TOKEN = 0.001  # that each token adds to a request's budget
@@ -31,24 +32,17 @@ class MaskBudget:
 
 
 class GrammarMask:
-    """A `rjax.batch.token_mask.TokenMask` over one llguidance matcher.
+    """A `rjax.batch.token_mask.TokenMask` over one copy of a grammar's matcher.
 
     Args:
-        matcher: in its initial state, without an error; the mask takes ownership.
-        bitmask: of the first token, from `first_bitmask`.
+        grammar: whose lexer the mask uses.
         vocab_size: width of the logits.
         budget: of the request.
     """
 
-    def __init__(
-        self,
-        matcher: llguidance.LLMatcher,
-        bitmask: np.ndarray,
-        vocab_size: int,
-        budget: MaskBudget,
-    ) -> None:
-        self._matcher = matcher
-        self._bitmask = bitmask
+    def __init__(self, grammar: CompiledGrammar, vocab_size: int, budget: MaskBudget) -> None:
+        self._grammar = grammar
+        self._matcher, self._bitmask = grammar.start()
         self._vocab_size = vocab_size
         self._budget = budget
 
@@ -74,6 +68,8 @@ class GrammarMask:
 
     def _fail(self, message: str) -> NoReturn:
         failure = f"{message}: {brief(self._matcher.get_error())}".removesuffix(": ")
+        if self._matcher.is_error():
+            self._grammar.failed = True
         raise GrammarFailedError(failure)
 
 
@@ -103,31 +99,11 @@ def first_bitmask(
     return bitmask
 
 
-def start_masks(
-    matcher: llguidance.LLMatcher,
-    tokenizer: llguidance.LLTokenizer,
-    vocab_size: int,
-    count: int,
-    seconds: float,
-) -> list[GrammarMask]:
-    """Masks of the samples of one request.
-
-    Args:
-        matcher: in its initial state; not changed.
-        tokenizer: of the matcher.
-        vocab_size: width of the logits.
-        count: samples.
-        seconds: initial time budget of all their masks together (`MaskBudget`).
-
-    Raises:
-        ValueError: no first token is allowed.
-    """
-    first = matcher.deep_copy()
-    bitmask = first_bitmask(first, tokenizer, vocab_size)
-    budget = MaskBudget(seconds)
-    return [
-        GrammarMask(first.deep_copy(), bitmask.copy(), vocab_size, budget) for _ in range(count)
-    ]
+def start_grammar(
+    matcher: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer, vocab_size: int
+) -> CompiledGrammar:
+    """The grammar of a new matcher; see `first_bitmask`."""
+    return CompiledGrammar(matcher, first_bitmask(matcher, tokenizer, vocab_size))
 
 
 def _fill(matcher: llguidance.LLMatcher, bitmask: np.ndarray, vocab_size: int) -> None:

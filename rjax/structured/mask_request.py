@@ -14,8 +14,10 @@ class MaskRequest:
         constraint: what the text must match.
         seconds: initial time budget of the request's masks, see `rjax.structured.mask.MaskBudget`.
         num_bytes: memory that its compilation takes, for the bound of the cache; 0 if unknown.
+        owner: whose request it is. Requests of different owners do not affect each other's masks.
     """
 
     constraint: Constraint
     seconds: float = math.inf
     num_bytes: int = 0
+    owner: str = ""

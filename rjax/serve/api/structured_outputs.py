@@ -67,7 +67,7 @@ class GrammarCache:
             or sum(self._kept.values()) > self._limits.grammar_cache_bytes
         ):
             self._kept.popitem(last=False)
-        return MaskRequest(constraint, self._limits.mask_seconds, num_bytes)
+        return MaskRequest(constraint, self._limits.mask_seconds, num_bytes, tenant)
 
 
 def json_constraint(
