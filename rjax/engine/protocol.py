@@ -41,8 +41,11 @@ class Engine(PrefixEngine, Protocol):
         thread may call this."""
         ...
 
-    def limit_grammar_cache(self, size: int, num_bytes: float) -> None:
-        """Cache at most ``size`` compiled constraints, of at most ``num_bytes`` in total."""
+    def limit_grammar_cache(
+        self, size: int, num_bytes: float, total_bytes: float, idle_seconds: float
+    ) -> None:
+        """Bound the memory of compiled constraints; see
+        `rjax.structured.compiler.GrammarCompiler.limit_cache`."""
         ...
 
     def step(self) -> list[RequestOutput]:

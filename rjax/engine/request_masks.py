@@ -35,7 +35,7 @@ class RequestMasks:
         self._eos = eos_token_ids
         self._lock = threading.Lock()
         self._grammars: GrammarCompiler | None = None  # made for the first constraint
-        self._cache_limits: tuple[int, float] | None = None
+        self._cache_limits: tuple[int, float, float, float] | None = None
 
     @no_type_check  # user input is checked by hand, with readable messages
     def of_request(self, params: SamplingParams, masks: Sequence[TokenMask]) -> Sequence[TokenMask]:
@@ -101,12 +101,14 @@ class RequestMasks:
             return []
         return [*self._compiler().masks(wanted, params.num_sequences)]
 
-    def limit_cache(self, size: int, num_bytes: float) -> None:
+    def limit_cache(
+        self, size: int, num_bytes: float, total_bytes: float, idle_seconds: float
+    ) -> None:
         """See `GrammarCompiler.limit_cache`; any thread may call this."""
         with self._lock:
-            self._cache_limits = size, num_bytes
+            self._cache_limits = size, num_bytes, total_bytes, idle_seconds
             if self._grammars is not None:
-                self._grammars.limit_cache(size, num_bytes)
+                self._grammars.limit_cache(*self._cache_limits)
 
     def _compiler(self) -> GrammarCompiler:
         with self._lock:

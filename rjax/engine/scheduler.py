@@ -129,7 +129,8 @@ class Scheduler:
                 self._leave(sequence)
             case SequenceStatus.FINISHED:
                 raise AssertionError("finished twice")
-        sequence.status = SequenceStatus.FINISHED
+        # The mask's memory is freed now: siblings refer to one another.
+        sequence.status, sequence.mask = SequenceStatus.FINISHED, None
         self._shares.remove(sequence)
 
     def finish_all(self, sequences: list[Sequence]) -> int:

@@ -1,12 +1,10 @@
 """Compiles constraints for an engine in this process and caches the results."""
 
-import math
-import threading
-from collections import OrderedDict
+import time
 from typing import TYPE_CHECKING
 
 from rjax.errors import InvalidConfigError, InvalidRequestError
-from rjax.structured.constraint import Constraint
+from rjax.structured.grammar_store import GrammarStore
 from rjax.structured.mask_request import MaskRequest
 from rjax.tokenization import Tokenizer
 
@@ -14,15 +12,13 @@ if TYPE_CHECKING:
     from rjax.structured.compiled_grammar import CompiledGrammar
     from rjax.structured.mask import GrammarMask
 
-_CACHE_SIZE = 128  # compiled constraints
-
 
 class GrammarCompiler:
     """Creates the masks of constraints; thread-safe.
 
-    Requests of one owner share a compiled grammar until it fails; see `CompiledGrammar`. Neither
-    the time nor the memory of a compilation is limited here: the server compiles constraints of
-    untrusted clients in worker processes that it can kill.
+    Grammars whose compilation takes long are cached for later requests of the same owner; see
+    `CompiledGrammar`. Neither the time nor the memory of a compilation is limited here: the server
+    compiles constraints of untrusted clients in worker processes that it can kill.
 
     Args:
         tokenizer: a fast tokenizer.
@@ -35,34 +31,35 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         try:
-            from rjax.structured import mask
-            from rjax.structured.grammar import NEEDED, compile_grammar, grammar_tokenizer
+            from rjax.structured import compiled_grammar, grammar, mask
         except ModuleNotFoundError as error:
             raise InvalidConfigError(
                 f"structured_outputs needs the package {error.name}, which is not installed; "
                 'run: pip install "rjax[structured]"'
             ) from error
-        self._compile = compile_grammar
-        self._start, self._mask, self._budget = (
-            mask.start_grammar,
-            mask.GrammarMask,
-            mask.MaskBudget,
-        )
+        self._compile, self._first_bitmask = grammar.compile_grammar, mask.first_bitmask
+        self._grammar, self._mask = compiled_grammar.CompiledGrammar, mask.GrammarMask
+        self._budget = mask.MaskBudget
         self._vocab_size = vocab_size
-        llt = grammar_tokenizer(tokenizer, vocab_size, sorted(tokenizer.eos_token_ids))
+        ends = sorted(tokenizer.eos_token_ids)
+        llt = grammar.grammar_tokenizer(tokenizer, vocab_size, ends)
         if llt is None:
-            raise InvalidRequestError(NEEDED)
+            raise InvalidRequestError(grammar.NEEDED)
         self._llt = llt
-        self._lock = threading.Lock()
-        self._cache_size, self._cache_bytes = _CACHE_SIZE, math.inf
-        # Grammars by owner and constraint, with the bytes that compiling them took.
-        self._kept: OrderedDict[tuple[str, Constraint], tuple[CompiledGrammar, int]] = OrderedDict()
+        self._store: GrammarStore[CompiledGrammar] = GrammarStore()
 
-    def limit_cache(self, size: int, num_bytes: float) -> None:
-        """Cache at most ``size`` compiled constraints, of at most ``num_bytes`` in total."""
-        with self._lock:
-            self._cache_size, self._cache_bytes = size, num_bytes
-            self._evict()
+    def limit_cache(
+        self, size: int, num_bytes: float, total_bytes: float, idle_seconds: float
+    ) -> None:
+        """Bound the memory of compiled constraints.
+
+        Args:
+            size: constraints in the cache; those used last are kept.
+            num_bytes: of those in the cache.
+            total_bytes: of those in the cache and in use; beyond it the largest are ended.
+            idle_seconds: after which an unused one leaves the cache.
+        """
+        self._store.limit(size, num_bytes, total_bytes, idle_seconds)
 
     def masks(self, wanted: MaskRequest, count: int) -> "list[GrammarMask]":
         """``count`` masks in their initial state, with one time budget.
@@ -71,31 +68,27 @@ class GrammarCompiler:
             InvalidRequestError: the constraint is not valid, or allows no text.
         """
         key = wanted.owner, wanted.constraint
-        with self._lock:
-            grammar, _ = self._kept.get(key, (None, 0))
-        if grammar is None or grammar.failed:  # compiled without the lock, beside others
-            grammar = self._compiled(wanted.constraint)
+        grammar = self._store.get(key)
+        if grammar is None:  # beside others that compile
+            grammar = self._compiled(wanted)
+            self._store.add(key, grammar)
         budget = self._budget(wanted.seconds)
-        masks = [self._mask(grammar, self._vocab_size, budget) for _ in range(count)]
-        with self._lock:
-            self._kept[key] = grammar, wanted.num_bytes
-            self._kept.move_to_end(key)
-            self._evict()
-        return masks
+        return [self._mask(grammar, self._vocab_size, budget) for _ in range(count)]
 
-    def _compiled(self, constraint: Constraint) -> "CompiledGrammar":
+    def _compiled(self, wanted: MaskRequest) -> "CompiledGrammar":
+        constraint, start = wanted.constraint, time.thread_time()
         try:
             matcher = self._compile(constraint, self._llt)
         except ValueError as error:
             raise InvalidRequestError(f"the {constraint.kind} is not valid: {error}") from error
         try:
-            return self._start(matcher, self._llt, self._vocab_size)
+            bitmask = self._first_bitmask(matcher, self._llt, self._vocab_size)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
-
-    def _evict(self) -> None:
-        while self._kept and (
-            len(self._kept) > self._cache_size
-            or sum(size for _, size in self._kept.values()) > self._cache_bytes
-        ):
-            self._kept.popitem(last=False)
+        return self._grammar(
+            matcher,
+            bitmask,
+            self._store,
+            num_bytes=wanted.num_bytes,
+            seconds=time.thread_time() - start,
+        )

@@ -19,7 +19,7 @@ class MaskBudget:
     """The time that one request's masks may take, because they delay the steps of all requests.
 
     Args:
-        seconds: initial budget; each token adds ``_SECONDS_PER_TOKEN``.
+        seconds: initial budget of processor time; each token adds ``_SECONDS_PER_TOKEN``.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -57,19 +57,24 @@ class GrammarMask:
         Raises:
             GrammarFailedError: the matcher failed or exceeded its budget.
         """
-        start = time.perf_counter()
+        grammar = self._grammar
+        if grammar.failure is not None:
+            raise GrammarFailedError(grammar.failure)
+        before, start = grammar.resident(), time.thread_time()
         if not self._matcher.consume_token(token_id):
             self._fail("the grammar cannot go on")
         _fill(self._matcher, self._bitmask, self._vocab_size)
         if self._matcher.is_error() or not self._bitmask.any():
             self._fail("no token fits the grammar")
-        if not self._budget.spend(time.perf_counter() - start):
+        seconds = time.thread_time() - start
+        grammar.count(seconds, before)
+        if not self._budget.spend(seconds):
             self._fail("the grammar takes too long at each token")
 
     def _fail(self, message: str) -> NoReturn:
         failure = f"{message}: {brief(self._matcher.get_error())}".removesuffix(": ")
         if self._matcher.is_error():
-            self._grammar.failed = True
+            self._grammar.failed()
         raise GrammarFailedError(failure)
 
 
@@ -97,13 +102,6 @@ def first_bitmask(
             f"the constraint allows no text: {brief(matcher.get_error())}".removesuffix(": ")
         )
     return bitmask
-
-
-def start_grammar(
-    matcher: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer, vocab_size: int
-) -> CompiledGrammar:
-    """The grammar of a new matcher; see `first_bitmask`."""
-    return CompiledGrammar(matcher, first_bitmask(matcher, tokenizer, vocab_size))
 
 
 def _fill(matcher: llguidance.LLMatcher, bitmask: np.ndarray, vocab_size: int) -> None:

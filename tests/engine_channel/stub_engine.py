@@ -97,8 +97,10 @@ class StubEngine(Engine):
     def kernels(self) -> list:
         return []
 
-    def limit_grammar_cache(self, size: int, num_bytes: float) -> None:
-        self.write(f"grammars {size} {num_bytes}")
+    def limit_grammar_cache(
+        self, size: int, num_bytes: float, total_bytes: float, idle_seconds: float
+    ) -> None:
+        self.write(f"grammars {size} {num_bytes} {total_bytes} {idle_seconds}")
 
     def structured_masks(self, params: SamplingParams, wanted: Any = None) -> list:
         if wanted is not None and wanted.constraint.source == "slow":

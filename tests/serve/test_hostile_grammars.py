@@ -1,14 +1,22 @@
-"""Grammars whose masks exhaust their lexer: they harm the request that brings them, and no other.
+"""Grammars whose masks take all states, much memory or long: they harm no request but their own.
 
 | attack | answer | bounds |
 | --- | --- | --- |
-| a regex that needs more states than the lexer has | 400 | others' answers to the same regex stay |
+| a regex that needs more states than its lexer may have | 400 | others' answers to the same regex |
+| distinct grammars, each with a cheap first mask and large later ones | 200 or 400 | 150 MB stay |
+| one that outgrows the memory of all grammars | 400 | |
 """
+
+import gc
 
 import httpx2
 import pytest
 
+from rjax.serve.config.limits import ServeLimits
+from rjax.structured import compiled_grammar
+
 from .live_server import LiveServer, live_server, make_engine
+from .watch import resident
 
 KEYS = ["a" * 20, "b" * 20]
 EXHAUSTING = "(.*a.{18}b|.*c.{18}d)z"
@@ -29,7 +37,19 @@ def post(server: LiveServer, key: str, **more) -> httpx2.Response:
     return httpx2.post(url, json=body, headers=headers, timeout=120)
 
 
-def test_an_exhausted_lexer_is_no_other_requests_fault(keyed: LiveServer):
+def growing(number: int, terminals: int = 400) -> dict:
+    """A grammar of overlapping terminals: after "x" each token adds thousands of states."""
+    names = [f"T{i}" for i in range(terminals)]
+    rules = [
+        f"{name}: /[a-z]*{chr(97 + i % 26)}[a-z0-9]{{{5 + i % 9}}}{chr(97 + i * 7 % 26)}/"
+        for i, name in enumerate(names)
+    ]
+    start = f'start: "x{number}" w*\nw: {" | ".join(names)}\n'
+    return {"structured_outputs": {"grammar": start + "\n".join(rules)}}
+
+
+def test_an_exhausted_lexer_is_no_other_requests_fault(keyed: LiveServer, monkeypatch):
+    monkeypatch.setattr(compiled_grammar, "_SHARED_FROM", 0)  # share even what compiles quickly
     wanted = {"structured_outputs": {"regex": EXHAUSTING}}
     before = post(keyed, KEYS[1], **wanted)
     assert before.status_code == 200, before.text
@@ -42,10 +62,36 @@ def test_an_exhausted_lexer_is_no_other_requests_fault(keyed: LiveServer):
         assert after.json()["choices"] == before.json()["choices"]
 
 
-def test_keys_share_no_lexer(keyed: LiveServer):
-    wanted = {"structured_outputs": {"regex": "[ab]{3}"}}
-    for key in KEYS:
-        assert post(keyed, key, **wanted).status_code == 200
-    kept = keyed.service.engine.engine._masks._compiler()._kept
-    grammars = [held for (_, made), held in kept.items() if made.source == "[ab]{3}"]
-    assert len(grammars) == 2
+@pytest.mark.parametrize(("quick", "count"), [(0, 2), (60, 0)])
+def test_only_slow_compilations_are_shared_and_only_within_a_key(
+    keyed: LiveServer, monkeypatch, quick, count
+):
+    monkeypatch.setattr(compiled_grammar, "_SHARED_FROM", quick)
+    monkeypatch.setattr(compiled_grammar, "_SHARED_FOR", 1e9)
+    source = f"[ab]{{3}}{quick}"
+    for key in [*KEYS, *KEYS]:
+        assert post(keyed, key, structured_outputs={"regex": source}).status_code == 200
+    store = keyed.service.engine.engine._masks._compiler()._store
+    kept = [owner for owner, constraint in store._kept if constraint.source == source]
+    assert kept == [tenant.name for tenant in keyed.service.keys.tenants][:count]
+
+
+def test_grown_grammars_do_not_stay(keyed: LiveServer):
+    assert post(keyed, KEYS[0], **growing(0)).status_code in (200, 400)
+    before = resident()
+    for i in range(1, 6):
+        answer = post(keyed, KEYS[0], **growing(i), max_tokens=10)
+        assert answer.status_code in (200, 400), answer.text
+    keyed.wait_idle()
+    gc.collect()
+    assert resident() - before < 150e6
+
+
+def test_all_grammars_together_have_a_bound(folder):
+    limits = ServeLimits(grammar_bytes=16 * 2**20)
+    with live_server(make_engine(folder), limits=limits, keys=KEYS) as small:
+        failed = post(small, KEYS[0], **growing(0), max_tokens=10)
+        assert failed.status_code == 400
+        assert "all grammars together may take 16 MiB" in failed.json()["error"]["message"]
+        wanted = {"structured_outputs": {"regex": "[ab]{9}"}}
+        assert post(small, KEYS[1], **wanted, max_tokens=20).status_code == 200

@@ -54,6 +54,10 @@ class ServeLimits:
     grammar_seconds: float = _limit(5.0, "seconds to compile a regex, schema or grammar")
     grammar_cache: int = _limit(128, "cached compiled grammars")
     grammar_cache_bytes: int = _limit(256 * 2**20, "bytes of cached compiled grammars")
+    grammar_bytes: int = _limit(
+        2 * 2**30, "bytes of cached grammars and those in use; then the largest ones end"
+    )
+    grammar_idle_seconds: float = _limit(300.0, "seconds that an unused grammar stays cached")
     mask_seconds: float = _limit(1.0, "seconds of a request's masks, in addition to 1 ms per token")
     template_seconds: float = _limit(10.0, "seconds to render and tokenise a prompt")
     text_workers: int = _limit(8, "processes that render and tokenise prompts")

@@ -94,7 +94,11 @@ def make_service(
     _check_queue(limits, key_share, facts.max_num_seqs)
     grammars = GrammarCache(tokenizer, vocab_size, limits, compilers)
     channel.call_utility_sync(
-        "limit_grammar_cache", limits.grammar_cache, limits.grammar_cache_bytes
+        "limit_grammar_cache",
+        limits.grammar_cache,
+        limits.grammar_cache_bytes,
+        limits.grammar_bytes,
+        limits.grammar_idle_seconds,
     )
     return Service(
         engine=AsyncLLMEngine(
