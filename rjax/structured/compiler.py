@@ -3,8 +3,9 @@
 import time
 from typing import TYPE_CHECKING
 
-from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.errors import InvalidConfigError, InvalidRequestError, OverloadedError
 from rjax.structured.grammar_store import GrammarStore
+from rjax.structured.mask_budget import MaskBudget, OwnerBudget
 from rjax.structured.mask_request import MaskRequest
 from rjax.tokenization import Tokenizer
 
@@ -39,7 +40,6 @@ class GrammarCompiler:
             ) from error
         self._compile, self._first_bitmask = grammar.compile_grammar, mask.first_bitmask
         self._grammar, self._mask = compiled_grammar.CompiledGrammar, mask.GrammarMask
-        self._budget = mask.MaskBudget
         self._vocab_size = vocab_size
         ends = sorted(tokenizer.eos_token_ids)
         llt = grammar.grammar_tokenizer(tokenizer, vocab_size, ends)
@@ -47,6 +47,7 @@ class GrammarCompiler:
             raise InvalidRequestError(grammar.NEEDED)
         self._llt = llt
         self._store: GrammarStore[CompiledGrammar] = GrammarStore()
+        self._owners: dict[str, OwnerBudget] = {}
 
     def limit_cache(
         self, size: int, num_bytes: float, total_bytes: float, idle_seconds: float
@@ -66,13 +67,17 @@ class GrammarCompiler:
 
         Raises:
             InvalidRequestError: the constraint is not valid, or allows no text.
+            OverloadedError: the owner's masks took too long lately.
         """
         key = wanted.owner, wanted.constraint
+        owner = self._owners.setdefault(wanted.owner, OwnerBudget(wanted.owner_seconds))
+        budget = MaskBudget(wanted.seconds, wanted.one_mask_seconds, owner, hash(wanted.constraint))
+        if (refusal := budget.refusal()) is not None:
+            raise OverloadedError(refusal, "key_mask_seconds")
         grammar = self._store.get(key)
         if grammar is None:  # beside others that compile
             grammar = self._compiled(wanted)
             self._store.add(key, grammar)
-        budget = self._budget(wanted.seconds)
         return [self._mask(grammar, self._vocab_size, budget) for _ in range(count)]
 
     def _compiled(self, wanted: MaskRequest) -> "CompiledGrammar":

@@ -11,24 +11,7 @@ from jaxtyping import UInt32
 from rjax.errors import GrammarFailedError
 from rjax.structured.compiled_grammar import CompiledGrammar
 from rjax.structured.grammar import brief
-
-_SECONDS_PER_TOKEN = 0.001  # that each token adds to a request's budget
-
-
-class MaskBudget:
-    """The time that one request's masks may take, because they delay the steps of all requests.
-
-    Args:
-        seconds: initial budget of processor time; each token adds ``_SECONDS_PER_TOKEN``.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._left = seconds
-
-    def spend(self, seconds: float) -> bool:
-        """Subtract the time of one token's mask. Return whether it was within the budget."""
-        self._left += _SECONDS_PER_TOKEN - seconds
-        return self._left >= 0
+from rjax.structured.mask_budget import MaskBudget
 
 
 class GrammarMask:
@@ -58,8 +41,8 @@ class GrammarMask:
             GrammarFailedError: the matcher failed or exceeded its budget.
         """
         grammar = self._grammar
-        if grammar.failure is not None:
-            raise GrammarFailedError(grammar.failure)
+        if (refusal := grammar.failure or self._budget.refusal()) is not None:
+            raise GrammarFailedError(refusal)
         before, start = grammar.resident(), time.thread_time()
         if not self._matcher.consume_token(token_id):
             self._fail("the grammar cannot go on")
@@ -69,7 +52,7 @@ class GrammarMask:
         seconds = time.thread_time() - start
         grammar.count(seconds, before)
         if not self._budget.spend(seconds):
-            self._fail("the grammar takes too long at each token")
+            self._fail(self._budget.exceeded)
 
     def _fail(self, message: str) -> NoReturn:
         failure = f"{message}: {brief(self._matcher.get_error())}".removesuffix(": ")

@@ -12,12 +12,17 @@ class MaskRequest:
 
     Attributes:
         constraint: what the text must match.
-        seconds: initial time budget of the request's masks, see `rjax.structured.mask.MaskBudget`.
+        seconds: initial time budget of the request's masks, see
+            `rjax.structured.mask_budget.MaskBudget`.
         num_bytes: memory that its compilation takes, for the bound of the cache; 0 if unknown.
         owner: whose request it is. Requests of different owners do not affect each other's masks.
+        one_mask_seconds: most time of one mask.
+        owner_seconds: of slow masks of all requests of the owner within a minute.
     """
 
     constraint: Constraint
     seconds: float = math.inf
     num_bytes: int = 0
     owner: str = ""
+    one_mask_seconds: float = math.inf
+    owner_seconds: float = math.inf

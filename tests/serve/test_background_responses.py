@@ -194,7 +194,7 @@ def test_tenants_and_other_responses(client, served, gate):
 
 
 def test_a_response_that_fails_says_so(client, monkeypatch):
-    from rjax.structured.mask import MaskBudget
+    from rjax.structured.mask_budget import MaskBudget
 
     monkeypatch.setattr(MaskBudget, "spend", lambda self, seconds: False)
     wanted: Any = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}

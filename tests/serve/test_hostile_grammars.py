@@ -5,6 +5,8 @@
 | a regex that needs more states than its lexer may have | 400 | others' answers to the same regex |
 | distinct grammars, each with a cheap first mask and large later ones | 200 or 400 | 150 MB stay |
 | one that outgrows the memory of all grammars | 400 | |
+| one slow mask | 400 | |
+| slow masks of request after request | 400, then 503 | other keys, and what was quick |
 """
 
 import gc
@@ -25,8 +27,9 @@ EXHAUSTING = "(.*a.{18}b|.*c.{18}d)z"
 
 @pytest.fixture(scope="module")
 def keyed(folder):
-    """A server of two keys."""
-    with live_server(make_engine(folder), keys=KEYS) as found:
+    """A server of two keys, whose masks may take long."""
+    limits = ServeLimits(key_mask_seconds=1e6)
+    with live_server(make_engine(folder), limits=limits, keys=KEYS) as found:
         yield found
 
 
@@ -95,3 +98,26 @@ def test_all_grammars_together_have_a_bound(folder):
         assert "all grammars together may take 16 MiB" in failed.json()["error"]["message"]
         wanted = {"structured_outputs": {"regex": "[ab]{9}"}}
         assert post(small, KEYS[1], **wanted, max_tokens=20).status_code == 200
+
+
+def test_one_slow_mask_ends_its_request(folder):
+    limits = ServeLimits(one_mask_seconds=0.02)
+    with live_server(make_engine(folder), limits=limits, keys=KEYS) as small:
+        failed = post(small, KEYS[0], **growing(0), max_tokens=10)
+        assert failed.status_code == 400
+        assert failed.json()["error"]["code"] == "grammar_failed"
+        assert "s at one token; 0.02 s are allowed" in failed.json()["error"]["message"]
+
+
+def test_slow_masks_of_a_key_end(folder):
+    limits = ServeLimits(key_mask_seconds=0.5)
+    known, new = ({"structured_outputs": {"regex": f"[ab]{{{size}}}"}} for size in (100, 101))
+    with live_server(make_engine(folder), limits=limits, keys=KEYS) as small:
+        assert post(small, KEYS[0], **known, max_tokens=100).status_code == 200
+        failed = post(small, KEYS[0], **growing(0), max_tokens=30)
+        assert failed.status_code == 400, failed.text
+        assert "more than 0.5 s within a minute" in failed.json()["error"]["message"]
+        later = [post(small, KEYS[0], **what) for what in (growing(1), new, known, {})]
+        assert [answer.status_code for answer in later] == [503, 503, 200, 200]
+        assert int(later[0].headers["retry-after"]) >= 1
+        assert post(small, KEYS[1], **new).status_code == 200

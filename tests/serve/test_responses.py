@@ -14,7 +14,7 @@ from rjax.serve.api.responses import respond
 from rjax.serve.api.responses.conversion import chat_body, input_messages
 from rjax.serve.config.limits import ServeLimits
 from rjax.serve.protocol.responses_api_requests import Reasoning, ResponsesRequest
-from rjax.structured.mask import MaskBudget
+from rjax.structured.mask_budget import MaskBudget
 
 from .hostile import ask
 from .live_server import LiveServer, live_server, make_engine

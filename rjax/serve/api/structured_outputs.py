@@ -67,7 +67,15 @@ class GrammarCache:
             or sum(self._kept.values()) > self._limits.grammar_cache_bytes
         ):
             self._kept.popitem(last=False)
-        return MaskRequest(constraint, self._limits.mask_seconds, num_bytes, tenant)
+        limits = self._limits
+        return MaskRequest(
+            constraint,
+            limits.mask_seconds,
+            num_bytes,
+            tenant,
+            limits.one_mask_seconds,
+            limits.key_mask_seconds,
+        )
 
 
 def json_constraint(

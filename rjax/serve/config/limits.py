@@ -59,6 +59,10 @@ class ServeLimits:
     )
     grammar_idle_seconds: float = _limit(300.0, "seconds that an unused grammar stays cached")
     mask_seconds: float = _limit(1.0, "seconds of a request's masks, in addition to 1 ms per token")
+    one_mask_seconds: float = _limit(0.25, "seconds of one mask; then its request ends")
+    key_mask_seconds: float = _limit(
+        2.0, "seconds of masks over 10 ms of one API key in a minute; then new grammars are a 503"
+    )
     template_seconds: float = _limit(10.0, "seconds to render and tokenise a prompt")
     text_workers: int = _limit(8, "processes that render and tokenise prompts")
     grammar_workers: int = _limit(2, "processes that compile grammars")

@@ -31,6 +31,7 @@ _REJECTIONS = (
     "key_share",
     "queued_texts",
     "slow_tasks",
+    "key_mask_seconds",
     "bodies_bytes",
     "connections",
     "draining",
