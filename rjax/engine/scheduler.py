@@ -129,8 +129,7 @@ class Scheduler:
                 self._leave(sequence)
             case SequenceStatus.FINISHED:
                 raise AssertionError("finished twice")
-        # The mask's memory is freed now: siblings refer to one another.
-        sequence.status, sequence.mask = SequenceStatus.FINISHED, None
+        sequence.status, sequence.mask = SequenceStatus.FINISHED, None  # its memory is freed now
         self._shares.remove(sequence)
 
     def finish_all(self, sequences: list[Sequence]) -> int:

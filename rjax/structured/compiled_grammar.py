@@ -5,22 +5,23 @@ import numpy as np
 
 from rjax.structured.grammar_store import GrammarStore
 
-_SHARED_FROM = 0.02  # seconds of a compilation; a quicker one is done for each request
-_SHARED_FOR = 2.0  # seconds of masks for each second of the compilation
-# Bounds of the growth in bytes for each second of masks: resident memory also grows for other
+_QUICK = 0.001  # seconds of a mask that hardly adds memory
+# Seconds beyond that which the masks of a grammar may take while it is shared: for each second of
+# its compilation, and in any case.
+_SHARED_FOR, _SHARED_AT_LEAST = 2.0, 0.04
+# Bounds of the growth in bytes for each second of slow masks: resident memory also grows for other
 # reasons, and does not grow where freed memory is used again.
 _MOST_GROWTH, _LEAST_GROWTH = 2**30, 2**27
-_QUICK = 0.001  # seconds of a mask that hardly adds memory
 _CHECK_BYTES = 2**20  # growth from which the store looks at all grammars again
 
 
 class CompiledGrammar:
-    """A constraint in its initial state, for the masks of one request or one owner.
+    """A constraint in its initial state, for the masks of one owner's requests.
 
-    Copies of an llguidance matcher share one lexer, which adds states for every new text. Once the
-    lexer has exceeded a limit, every copy fails, even in its initial state. So a request has a
-    grammar of its own, except where compiling it takes long: then the requests of one owner share
-    it, until it has failed or its masks took longer than ``_SHARED_FOR`` compilations.
+    Copies of an llguidance matcher share one lexer, which adds states for every new text: later
+    masks are quicker. Once the lexer has exceeded a limit, every copy fails, even in its initial
+    state. So the requests of different owners never share a grammar, and those of one owner get a
+    new one after a failure, and after slow masks, which are those that make the lexer grow.
 
     Args:
         matcher: in its initial state; from now on it is only copied.
@@ -49,7 +50,7 @@ class CompiledGrammar:
         self._compiled_bytes = self._checked_bytes = self.num_bytes = num_bytes
         self._grown = 0
         self._slow_seconds = 0.0
-        self._seconds_left = _SHARED_FOR * seconds if seconds >= _SHARED_FROM else 0.0
+        self._seconds_left = max(_SHARED_FOR * seconds, _SHARED_AT_LEAST)
         self.failure: str | None = None
 
     def start(self) -> tuple[llguidance.LLMatcher, np.ndarray]:
@@ -66,22 +67,15 @@ class CompiledGrammar:
         self._seconds_left = 0.0
         self._store.check()
 
-    def resident(self) -> int:
-        """Resident memory before a mask, for `count`."""
-        return self._store.resident()
-
-    def count(self, seconds: float, resident: int) -> None:
-        """Count a mask.
-
-        Args:
-            seconds: that the mask took.
-            resident: memory of the process before the mask.
-        """
+    def count(self, seconds: float) -> None:
+        """Count the time of a mask."""
+        slow = seconds - _QUICK
+        if slow <= 0:
+            return
         shared = self.shared
-        self._seconds_left -= seconds
-        self._slow_seconds += max(0.0, seconds - _QUICK)
-        grown = min(self._store.resident() - resident, int(seconds * _MOST_GROWTH))
-        self._grown += max(0, grown)
+        self._seconds_left -= slow
+        self._slow_seconds += slow
+        self._grown += max(0, min(self._store.growth(), int(seconds * _MOST_GROWTH)))
         least = int(self._slow_seconds * _LEAST_GROWTH)
         self.num_bytes = self._compiled_bytes + max(self._grown, least)
         if shared != self.shared or self.num_bytes - self._checked_bytes >= _CHECK_BYTES:

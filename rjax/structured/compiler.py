@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class GrammarCompiler:
     """Creates the masks of constraints; thread-safe.
 
-    Grammars whose compilation takes long are cached for later requests of the same owner; see
-    `CompiledGrammar`. Neither the time nor the memory of a compilation is limited here: the server
-    compiles constraints of untrusted clients in worker processes that it can kill.
+    Grammars are cached for later requests of the same owner; see `CompiledGrammar`. Neither the
+    time nor the memory of a compilation is limited here: the server compiles constraints of
+    untrusted clients in worker processes that it can kill.
 
     Args:
         tokenizer: a fast tokenizer.

@@ -46,6 +46,7 @@ class GrammarStore[G: StoredGrammar]:
         self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC) if _STATM.exists() else None
         if self._statm is not None:
             weakref.finalize(self, os.close, self._statm)
+        self._resident = self._read_resident()
 
     def limit(self, size: int, num_bytes: float, total_bytes: float, idle_seconds: float) -> None:
         """Set the bounds; see `rjax.structured.compiler.GrammarCompiler.limit_cache`."""
@@ -104,8 +105,13 @@ class GrammarStore[G: StoredGrammar]:
             if total <= self._total_bytes:
                 return
 
-    def resident(self) -> int:
-        """Resident memory of this process in bytes; 0 if the system does not report it."""
+    def growth(self) -> int:
+        """Growth of the process's resident memory in bytes since this was last called; 0 if the
+        system does not report it."""
+        before, self._resident = self._resident, self._read_resident()
+        return self._resident - before
+
+    def _read_resident(self) -> int:
         if self._statm is None:
             return 0
         return int(os.pread(self._statm, 64, 0).split()[1]) * self._page

@@ -43,14 +43,14 @@ class GrammarMask:
         grammar = self._grammar
         if (refusal := grammar.failure or self._budget.refusal()) is not None:
             raise GrammarFailedError(refusal)
-        before, start = grammar.resident(), time.thread_time()
+        start = time.thread_time()
         if not self._matcher.consume_token(token_id):
             self._fail("the grammar cannot go on")
         _fill(self._matcher, self._bitmask, self._vocab_size)
         if self._matcher.is_error() or not self._bitmask.any():
             self._fail("no token fits the grammar")
         seconds = time.thread_time() - start
-        grammar.count(seconds, before)
+        grammar.count(seconds)
         if not self._budget.spend(seconds):
             self._fail(self._budget.exceeded)
 

@@ -51,8 +51,7 @@ def growing(number: int, terminals: int = 400) -> dict:
     return {"structured_outputs": {"grammar": start + "\n".join(rules)}}
 
 
-def test_an_exhausted_lexer_is_no_other_requests_fault(keyed: LiveServer, monkeypatch):
-    monkeypatch.setattr(compiled_grammar, "_SHARED_FROM", 0)  # share even what compiles quickly
+def test_an_exhausted_lexer_is_no_other_requests_fault(keyed: LiveServer):
     wanted = {"structured_outputs": {"regex": EXHAUSTING}}
     before = post(keyed, KEYS[1], **wanted)
     assert before.status_code == 200, before.text
@@ -65,18 +64,22 @@ def test_an_exhausted_lexer_is_no_other_requests_fault(keyed: LiveServer, monkey
         assert after.json()["choices"] == before.json()["choices"]
 
 
-@pytest.mark.parametrize(("quick", "count"), [(0, 2), (60, 0)])
-def test_only_slow_compilations_are_shared_and_only_within_a_key(
-    keyed: LiveServer, monkeypatch, quick, count
+def test_grammars_are_shared_within_a_key_until_their_masks_are_slow(
+    keyed: LiveServer, monkeypatch
 ):
-    monkeypatch.setattr(compiled_grammar, "_SHARED_FROM", quick)
-    monkeypatch.setattr(compiled_grammar, "_SHARED_FOR", 1e9)
-    source = f"[ab]{{3}}{quick}"
-    for key in [*KEYS, *KEYS]:
-        assert post(keyed, key, structured_outputs={"regex": source}).status_code == 200
     store = keyed.service.engine.engine._masks._compiler()._store
-    kept = [owner for owner, constraint in store._kept if constraint.source == source]
-    assert kept == [tenant.name for tenant in keyed.service.keys.tenants][:count]
+    for quick, source in ((1.0, "[ab]{3}1"), (-0.05, "[ab]{3}2")):
+        monkeypatch.setattr(compiled_grammar, "_QUICK", quick)  # then slow
+        found = []
+        for key in [*KEYS, *KEYS]:
+            assert post(keyed, key, structured_outputs={"regex": source}).status_code == 200
+            found += [g for (_, one), (g, _) in store._kept.items() if one.source == source]
+        owners = [owner for owner, one in store._kept if one.source == source]
+        if quick > 0:
+            assert sorted(owners) == sorted(t.name for t in keyed.service.keys.tenants)
+            assert len(set(map(id, found))) == 2
+        else:
+            assert owners == []
 
 
 def test_grown_grammars_do_not_stay(keyed: LiveServer):
