@@ -119,6 +119,9 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
     def __add__(self, other: Sequence[dict[int, Logprob]]) -> list[dict[int, Logprob]]:
         return [*self, *other]
 
+    def __radd__(self, other: list[dict[int, Logprob]]) -> list[dict[int, Logprob]]:
+        return [*other, *self]
+
     def __iadd__(self, other: "FlatLogprobs") -> "FlatLogprobs":
         start = len(self.token_ids)
         self.ends += [start + end for end in other.ends]

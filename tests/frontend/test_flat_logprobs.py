@@ -49,6 +49,7 @@ def test_it_is_the_list(positions, more, cut) -> None:
     assert (type(copied), copied) == (list, want)
     other, other_want = make(more)
     assert flat + other == want + other_want
+    assert want + other == want + other_want
     assert (flat != other) == (want != other_want)
     before = flat[:]
     flat += other

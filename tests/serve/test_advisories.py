@@ -93,7 +93,6 @@ def test_bombs_do_not_hold_up_others(server: LiveServer):
 
 
 def test_grammar_cache_is_bounded(folder, monkeypatch):
-    monkeypatch.setattr(compiled_grammar, "_SHARED_FROM", 0)  # cache what compiles quickly too
     monkeypatch.setattr(compiled_grammar, "_SHARED_FOR", 1e9)
     with live_server(make_engine(folder), limits=ServeLimits(grammar_cache=4)) as small:
         for i in range(12):
