@@ -71,10 +71,6 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
         starts = [0, *self.ends[:-1]] if self.ends else []
         return [self.logprobs[start] for start in starts]
 
-    def empty(self) -> "FlatLogprobs":
-        """Logprobs of no position, with the same texts."""
-        return FlatLogprobs(self._token_text)
-
     def chances(self) -> list[list[TokenChance]]:
         """The entries of each position, without their texts."""
         flat = list(zip(self.token_ids, self.logprobs, self.ranks, strict=True))
@@ -91,15 +87,18 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
     def __getitem__(self, index: int) -> dict[int, Logprob]: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "SampleLogprobs": ...
+    def __getitem__(self, index: slice) -> "FlatLogprobs": ...
 
-    def __getitem__(self, index: int | slice) -> "dict[int, Logprob] | SampleLogprobs":
-        if isinstance(index, int):
+    def __getitem__(self, index: int | slice) -> "dict[int, Logprob] | FlatLogprobs":
+        if not isinstance(index, slice):
             place = range(len(self.ends))[index]
             return next(iter(self[place : place + 1]))
         first, last, step = index.indices(len(self.ends))
         if step != 1:
-            return list(self)[index]
+            found = FlatLogprobs(self._token_text)
+            for place in range(first, last, step):
+                found += self[place : place + 1]
+            return found
         last = max(first, last)
         start = self.ends[first - 1] if first else 0
         end = self.ends[last - 1] if last else 0

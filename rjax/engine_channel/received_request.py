@@ -242,10 +242,7 @@ class _Sample:
             count = self._add_text(self._text, token_ids, finish_reason)
             if count < len(token_ids):
                 token_ids = token_ids[:count]
-                if logprobs is not None:
-                    kept = logprobs[:count]
-                    assert isinstance(kept, FlatLogprobs)
-                    logprobs = kept
+                logprobs = None if logprobs is None else logprobs[:count]
         self.num_tokens += len(token_ids)
         self._token_ids += token_ids
         if logprobs is None:
@@ -297,8 +294,7 @@ class _Sample:
         else:
             text = "" if self._text is None else self._text.take()
             self._token_ids = []
-            if self._logprobs is not None:
-                self._logprobs = self._logprobs.empty()
+            self._logprobs = None if logprobs is None else logprobs[:0]
         # Positional arguments, for speed: one is made for every token of a stream.
         return CompletionOutput(
             self._index,

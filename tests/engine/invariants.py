@@ -2,11 +2,24 @@
 
 import hashlib
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 from rjax.batch.page_groups import first_page
 from rjax.batch.page_hash import PageHashes, group_key
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.engine.llm_engine import LLMEngine
+from rjax.outputs import RequestOutput
+
+
+def run_checked(
+    engine: LLMEngine, until: Callable[[], bool] = lambda: False
+) -> dict[str, RequestOutput]:
+    """Step to the end, with a check after each step; final outputs in the order of their coming."""
+    ended: dict[str, RequestOutput] = {}
+    while engine.has_unfinished_requests() and not until():
+        ended |= {output.request_id: output for output in engine.step() if output.finished}
+        check(engine)
+    return ended
 
 
 def check(engine: LLMEngine) -> None:

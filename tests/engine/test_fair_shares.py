@@ -12,10 +12,11 @@ from rjax.sampling import SamplingParams
 
 from .fake_worker import fake_engine, next_token
 from .invariants import check
+from .invariants import run_checked as run
 
 pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 
-FIRST = -(2**31)  # the priority of whoever wants to be first
+FIRST = -(2**31)  # the most urgent priority that fits into 32 bits
 
 
 def engine_of(num_seqs, ahead=0, **options):
@@ -53,15 +54,6 @@ def add(engine, name, share, *, tokens=4, n=1, priority=0):
     params = SamplingParams(max_tokens=tokens, n=n, seed=1, ignore_eos=True)
     engine.add_request(name, prompt, params, share=share, priority=priority)
     return prompt
-
-
-def run(engine, until=lambda: False):
-    """Step to the end; final outputs in the order in which they came."""
-    ended = {}
-    while engine.has_unfinished_requests() and not until():
-        ended |= {output.request_id: output for output in engine.step() if output.finished}
-        check(engine)
-    return ended
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)

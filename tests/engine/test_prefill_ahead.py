@@ -9,7 +9,7 @@ from rjax.sampling import SamplingParams
 from rjax.worker.step_shape import ShapeTable
 
 from .fake_worker import fake_engine
-from .invariants import check
+from .invariants import run_checked as run
 from .tiny import make_engine
 from .tiny import run as run_tiny
 
@@ -32,15 +32,6 @@ def engine_of(count, **options):
     for i in range(count):
         engine.add_request(str(i), [i, 20 + i, 40 + i, i, i], EIGHT)
     return engine, batches
-
-
-def run(engine, until=lambda: False):
-    """Step to the end; every output."""
-    ended = {}
-    while engine.has_unfinished_requests() and not until():
-        ended |= {output.request_id: output for output in engine.step() if output.finished}
-        check(engine)
-    return ended
 
 
 def sampling(batch):

@@ -13,7 +13,7 @@ from .live_server import LiveServer, live_server, make_engine
 from .test_hostile_clients import slowed
 
 ANNE, BERT = "first-key-12345678", "second-key-1234567"
-FIRST = -(2**31)  # the priority of whoever wants to be first
+FIRST = -(2**31)  # the most urgent priority that fits into 32 bits
 LONG = {"prompt": ["a"] * 4, "max_tokens": 400, "ignore_eos": True, "stream": True}
 GREEDY = LONG | {"n": 64}
 
@@ -29,7 +29,7 @@ def server(folder) -> Iterator[LiveServer]:
 
 @contextlib.contextmanager
 def streams(server: LiveServer, body: dict, key: str, count: int) -> Iterator[list[int]]:
-    """Streams that nobody reads further than to their status."""
+    """Streams of which only the status is read."""
     with contextlib.ExitStack() as stack:
         links = [stack.enter_context(connect(server)) for _ in range(count)]
         for link in links:

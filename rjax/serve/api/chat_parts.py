@@ -161,9 +161,8 @@ class ChatParts:
                 self._ended.add(completion.index)
             yield from self._deltas(completion)
 
-    def _deltas(self, completion: CompletionOutput) -> list[ChatDelta]:
+    def _deltas(self, completion: CompletionOutput) -> Iterator[ChatDelta]:
         """The deltas of one sample: reasoning, content, tool calls, then the finish reason."""
-        deltas: list[ChatDelta] = []
         index = completion.index
         found = self._readers[index].read(completion)
         logprobs = self._logprobs(completion)
@@ -173,33 +172,27 @@ class ChatParts:
         with_content = reports and (self._answer_logprobs or not found.reasoning)
         if found.reasoning:
             report = reports and (not with_content or not found.content)
-            deltas.append(
-                ChatDelta(
-                    index,
-                    reasoning=found.reasoning,
-                    logprobs=logprobs if report else None,
-                    token_ids=tokens if report else None,
-                )
+            yield ChatDelta(
+                index,
+                reasoning=found.reasoning,
+                logprobs=logprobs if report else None,
+                token_ids=tokens if report else None,
             )
         if found.content or (reports and completion.token_ids and not found.reasoning):
-            deltas.append(
-                ChatDelta(
-                    index,
-                    content=found.content,
-                    logprobs=logprobs if with_content else None,
-                    token_ids=tokens if with_content else None,
-                )
+            yield ChatDelta(
+                index,
+                content=found.content,
+                logprobs=logprobs if with_content else None,
+                token_ids=tokens if with_content else None,
             )
-        deltas += [ChatDelta(index, call=call) for call in found.calls]
+        for call in found.calls:
+            yield ChatDelta(index, call=call)
         if completion.finish_reason is not None:
-            deltas.append(
-                ChatDelta(
-                    index,
-                    finish_reason=self._reason(completion),
-                    stop_reason=completion.stop_reason,
-                )
+            yield ChatDelta(
+                index,
+                finish_reason=self._reason(completion),
+                stop_reason=completion.stop_reason,
             )
-        return deltas
 
     def _add(self, output: RequestOutput, *, generated: bool = True) -> None:
         count = sum([len(c.token_ids) for c in output.outputs]) if generated else 0
