@@ -7,14 +7,13 @@ from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 
 import rjax
-from rjax.serve.api import invocations, pooling, prefixes, server_info
+from rjax.serve.api import pooling, prefixes, server_info
 from rjax.serve.api.bodies import json_body
-from rjax.serve.api.chat import chat
-from rjax.serve.api.completions import complete
+from rjax.serve.api.generating_routes import GENERATING_ROUTES, GeneratingRoutes
 from rjax.serve.api.openapi import request_body_schema
 from rjax.serve.api.prompts import encode, layout_options, message_tokens
 from rjax.serve.api.responses import routes as responses
-from rjax.serve.api.routing import ERRORS, EVENTS, ServiceDep, TenantDep, private_router
+from rjax.serve.api.routing import ServiceDep, TenantDep, private_router
 from rjax.serve.api.service import Service
 from rjax.serve.http.chunked_json import chunked_response
 from rjax.serve.http.disconnect import cancel_on_disconnect
@@ -22,8 +21,6 @@ from rjax.serve.http.request_limits import RequestLimitsMiddleware
 from rjax.serve.page import routes as page
 from rjax.serve.protocol.errors import ApiError, install_handlers
 from rjax.serve.protocol.requests import (
-    ChatCompletionRequest,
-    CompletionRequest,
     DetokenizeRequest,
     PinRequest,
     PrefixRequest,
@@ -31,8 +28,6 @@ from rjax.serve.protocol.requests import (
 )
 from rjax.serve.protocol.responses import (
     METRICS_TYPE,
-    ChatCompletionResponse,
-    CompletionResponse,
     DetokenizeResponse,
     ModelCard,
     ModelList,
@@ -45,14 +40,15 @@ from rjax.serve.telemetry.refusal_log import RefusalLog
 
 private = private_router()
 ROUTERS = (
-    private,  # first, since routes are tried in their order and most requests generate
     server_info.public,
     page.router,
     responses.router,
-    invocations.router,
     pooling.router,
+    private,
     server_info.private,
 )
+for path, route in GENERATING_ROUTES.items():
+    route.document(private, path)
 
 
 def build_app(service: Service) -> FastAPI:
@@ -74,7 +70,9 @@ def build_app(service: Service) -> FastAPI:
     http = service.config.http
     app.root_path = http.root_path
     refused = RefusalLog()
-    install_handlers(app, service.limits.retry_after, refused)
+    refuse = install_handlers(app, service.limits.retry_after, refused)
+    # Innermost: these requests keep their limits and CORS headers.
+    app.add_middleware(GeneratingRoutes, root_path=http.root_path, refuse=refuse)
     app.add_middleware(
         RequestLimitsMiddleware,
         limits=service.limits,
@@ -88,38 +86,6 @@ def build_app(service: Service) -> FastAPI:
         # Outermost: preflight requests have no key, and error responses need CORS headers.
         app.add_middleware(CORSMiddleware, **http.cors)
     return app
-
-
-@private.post(
-    "/v1/completions",
-    response_model=CompletionResponse,
-    responses={**ERRORS, **EVENTS},
-    openapi_extra=request_body_schema(CompletionRequest),
-)
-async def completions(
-    body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest))],
-    request: Request,
-    tenant: TenantDep,
-    service: ServiceDep,
-) -> Response:
-    """Complete a text."""
-    return await complete(body, request, tenant, service)
-
-
-@private.post(
-    "/v1/chat/completions",
-    response_model=ChatCompletionResponse,
-    responses={**ERRORS, **EVENTS},
-    openapi_extra=request_body_schema(ChatCompletionRequest),
-)
-async def chat_completions(
-    body: Annotated[ChatCompletionRequest, Depends(json_body(ChatCompletionRequest))],
-    request: Request,
-    tenant: TenantDep,
-    service: ServiceDep,
-) -> Response:
-    """Answer a conversation."""
-    return await chat(body, request, tenant, service)
 
 
 @private.get("/v1/models")

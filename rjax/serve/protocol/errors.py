@@ -104,13 +104,16 @@ def error_response(error: ApiError, retry_after: int) -> JSONResponse:
 
 def install_handlers(
     app: FastAPI, retry_after: int, refused: Callable[[Scope, ApiError], None]
-) -> None:
+) -> Callable[[Request, Exception], JSONResponse]:
     """Install exception handlers that return this format for every error of the app.
 
     Args:
         app: the app.
         retry_after: ``Retry-After`` of a 503, in seconds.
         refused: called with every error response.
+
+    Returns:
+        The response of an exception that no handler of the app sees.
     """
 
     def respond(request: Request, error: Exception) -> JSONResponse:
@@ -136,3 +139,4 @@ def install_handlers(
         Exception,
     ):
         app.add_exception_handler(kind, respond)
+    return respond

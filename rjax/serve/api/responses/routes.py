@@ -1,35 +1,14 @@
 """The routes of the Responses API."""
 
-from typing import Annotated
-
-from fastapi import Depends, Request
+from fastapi import Request
 from fastapi.responses import Response
 
-from rjax.serve.api.bodies import json_body
-from rjax.serve.api.openapi import request_body_schema
-from rjax.serve.api.responses.respond import cancelled, respond, stored, stored_input
-from rjax.serve.api.routing import ERRORS, EVENTS, ServiceDep, TenantDep, private_router
+from rjax.serve.api.responses.respond import cancelled, stored, stored_input
+from rjax.serve.api.routing import EVENTS, ServiceDep, TenantDep, private_router
 from rjax.serve.protocol.responses_api_models import DeletedResponse, ResponsesResponse
-from rjax.serve.protocol.responses_api_requests import ResponsesRequest
 from rjax.serve.stores.input_items import InputItemPage
 
 router = private_router()
-
-
-@router.post(
-    "/v1/responses",
-    response_model=ResponsesResponse,
-    responses={**ERRORS, **EVENTS},
-    openapi_extra=request_body_schema(ResponsesRequest),
-)
-async def create_response(
-    body: Annotated[ResponsesRequest, Depends(json_body(ResponsesRequest))],
-    request: Request,
-    tenant: TenantDep,
-    service: ServiceDep,
-) -> Response:
-    """Create a response to input items, optionally continuing a stored response."""
-    return await respond(body, request, tenant, service)
 
 
 _STREAM_QUERY = {
