@@ -17,6 +17,7 @@ which may be of another engine, only the clients' figures are known.
 import argparse
 import asyncio
 import dataclasses
+import gc
 import json
 import multiprocessing
 import os
@@ -175,6 +176,9 @@ def _serve(settings: dict[str, Any], pipe: Any) -> None:
     channel = _open_channel(settings)
     config = ServeConfig(model="bench")
     service = make_service(channel, config)
+    routes = build_app(service)
+    gc.collect()
+    gc.freeze()  # as `rjax serve` does
     app = StartingApp(config)
     listener = bind("127.0.0.1", 0)
 
@@ -189,7 +193,7 @@ def _serve(settings: dict[str, Any], pipe: Any) -> None:
 
         threading.Thread(target=answer, daemon=True).start()
 
-    server = Server(app, lambda: (service, build_app(service)), ready=ready)
+    server = Server(app, lambda: (service, routes), ready=ready)
     asyncio.run(server.run_on(listener))
 
 
