@@ -1,39 +1,27 @@
 """The items and events that a chat's deltas become, and the store of responses."""
 
 import itertools
+import json
 import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
+from rjax.outputs import RequestOutput
 from rjax.serve.api.chat_parts import ChatDelta
-from rjax.serve.api.chunks import UsageCounter
 from rjax.serve.api.responses.writer import ResponseWriter
 from rjax.serve.parsing.tools.parser import CallDelta
 from rjax.serve.protocol.errors import ApiError
-from rjax.serve.protocol.responses_api_models import ResponsesResponse
 from rjax.serve.stores.response_store import ResponseStore, StoredResponse
 
-
-def writer() -> ResponseWriter:
-    rest: dict[str, Any] = dict.fromkeys(
-        ("instructions", "max_output_tokens", "previous_response_id", "prompt_cache_key",
-         "safety_identifier", "user")
-    )  # fmt: skip
-    return ResponseWriter(
-        ResponsesResponse(
-            id="resp_1", created_at=0, status="in_progress", metadata={}, model="tiny", output=[],
-            parallel_tool_calls=True, reasoning={}, store=True, temperature=1, text={},
-            tool_choice="auto", tools=[], top_logprobs=0, top_p=1, **rest,
-        )
-    )  # fmt: skip
-
-
-COUNT = UsageCounter()
-COUNT.add(0, prompt_tokens=1, cached=0, generated=3)
-USAGE = COUNT.usage(reasoning=2)
+from .response_stream import COUNT, ResponseStream, new_response
 
 
 def call_delta(index: int, name: str | None, arguments: str) -> ChatDelta:
@@ -41,8 +29,7 @@ def call_delta(index: int, name: str | None, arguments: str) -> ChatDelta:
 
 
 def test_text_and_several_calls_are_items_in_order():
-    made = writer()
-    events = made.begin()
+    made = ResponseStream()
     for delta in (
         ChatDelta(0, begins=True),
         ChatDelta(0, content=" \n"),
@@ -53,10 +40,11 @@ def test_text_and_several_calls_are_items_in_order():
         call_delta(1, "count", "{}"),
         ChatDelta(0, content="\n"),
     ):
-        events += made.feed(delta)
-    events += made.finish("tool_calls", USAGE)
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert [getattr(event, "output_index", None) for event in events] == (
+        made.feed(delta)
+    made.finish("tool_calls")
+    events = made.events
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event.get("output_index") for event in events] == (
         [None] * 2 + [0] * 6 + [1] * 5 + [2] * 4 + [None]
     )
     found = [item.model_dump() for item in made.response.output]
@@ -88,15 +76,17 @@ def test_reasoning_text_and_calls_are_the_same_however_they_are_cut(seed):
     deltas += [ChatDelta(0, content=piece) for piece in cut(content, pick)]
     deltas.append(call_delta(0, "find", ""))
     deltas += [call_delta(0, None, piece) for piece in cut(arguments, pick)]
-    streamed, whole = writer(), writer()
-    events = streamed.begin()
-    for delta in deltas:
-        events += streamed.feed(delta)
-    events += streamed.finish("tool_calls", USAGE)
+    streamed = ResponseStream()
+    while deltas:  # an output may have several
+        count = pick.randrange(1, 4)
+        streamed.feed(*deltas[:count])
+        del deltas[:count]
+    streamed.finish("tool_calls")
+    whole = ResponseWriter(new_response())
     whole.feed(ChatDelta(0, reasoning=reasoning))
     whole.feed(ChatDelta(0, content=content))
     whole.feed(call_delta(0, "find", arguments))
-    whole.finish("tool_calls", USAGE)
+    whole.finish("tool_calls", COUNT.usage())
     assert without_ids(streamed.response.output) == without_ids(whole.response.output)
     first, message, _ = Response.model_validate_json(streamed.response.model_dump_json()).output
     assert first.type == "reasoning" and first.content is not None
@@ -105,7 +95,7 @@ def test_reasoning_text_and_calls_are_the_same_however_they_are_cut(seed):
     ]
     assert (first.status, first.summary, first.id[:3]) == ("completed", [], "rs_")
     assert message.type == "message" and message.content[0].model_dump()["text"] == content
-    found = [ANY_EVENT.validate_json(event.model_dump_json()) for event in events]
+    found = [ANY_EVENT.validate_python(event) for event in streamed.events]
     assert [type(event).__name__ for event in found[2:4]] == [
         "ResponseOutputItemAddedEvent",
         "ResponseContentPartAddedEvent",
@@ -128,52 +118,145 @@ def test_reasoning_text_and_calls_are_the_same_however_they_are_cut(seed):
 
 @pytest.mark.parametrize("more", ["", " \n"])
 def test_reasoning_that_is_cut_off_has_no_message(more):
-    made = writer()
+    made = ResponseStream()
     made.feed(ChatDelta(0, reasoning="So th"))
     made.feed(ChatDelta(0, content=more))
-    made.finish("length", USAGE)
+    made.finish("length")
     [item] = without_ids(made.response.output)
     assert (item["type"], item["status"]) == ("reasoning", "incomplete")
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_an_answer_of_nothing_is_an_empty_message(text):
-    made = writer()
-    made.begin()
+    made = ResponseStream()
     made.feed(ChatDelta(0, content=text))
-    events = made.finish("stop", USAGE)
-    assert [event.type for event in events][-1] == "response.completed"
+    made.finish("stop")
+    assert made.kinds[-1] == "completed"
     [item] = made.response.model_dump()["output"]
     assert item["content"][0]["text"] == text
 
 
 def test_white_space_before_a_call_is_dropped():
-    made = writer()
+    made = ResponseStream()
     made.feed(ChatDelta(0, content="\n"))
     made.feed(call_delta(0, "find", "{}"))
-    made.finish("tool_calls", USAGE)
+    made.finish("tool_calls")
     assert [item.type for item in made.response.output] == ["function_call"]
 
 
 def test_a_cut_call_is_incomplete():
-    made = writer()
+    made = ResponseStream()
     made.feed(call_delta(0, "find", '{"a'))
-    events = made.finish("length", USAGE)
-    assert events[-1].type == "response.incomplete"
+    made.finish("length")
+    assert made.kinds[-1] == "incomplete"
     [item] = made.response.model_dump()["output"]
     assert (item["status"], item["arguments"]) == ("incomplete", '{"a')
 
 
 def test_a_failed_response_says_why_and_numbers_go_on():
-    made = writer()
-    events = made.begin() + made.feed(ChatDelta(0, content="Let"))
-    events += made.fail(ApiError(500, "the server failed"))
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    last = events[-1].model_dump()
+    made = ResponseStream()
+    made.feed(ChatDelta(0, content="Let"))
+    made.fail(ApiError(500, "the server failed"))
+    events = made.events
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    last = events[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["error"] == {"code": "server_error", "message": "the server failed"}
     assert last["response"]["output"][0]["content"][0]["text"] == "Let"
     assert last["response"]["output"][0]["status"] == "incomplete"
+    assert last["response"]["store"] is False
+    with pytest.raises(ApiError):
+        made.store.find("ann", made.response.id)
+
+
+def logprobs(text: str, logprob: float, alternatives: int = 2) -> dict[str, Any]:
+    """Fields of `ChatLogprobs` of one token."""
+    entry = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    return {"content": [{**entry, "top_logprobs": [entry] * alternatives}], "refusal": None}
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+PIECES = st.tuples(
+    st.sampled_from(["reasoning", "text", "logprobs", "call", "arguments"]),
+    TEXTS,
+    st.floats(-9999, 0),
+)
+
+
+def delta_of(kind: str, text: str, logprob: float, calls: int) -> ChatDelta:
+    """A delta; one of a call is of the last one of a number of calls."""
+    match kind:
+        case "reasoning":
+            return ChatDelta(0, reasoning=text)
+        case "text":
+            return ChatDelta(0, content=text)
+        case "logprobs":
+            return ChatDelta(0, content=text, logprobs=logprobs(text, logprob))
+    return call_delta(calls, (text or "f") if kind == "call" else None, text)
+
+
+@given(
+    st.lists(st.lists(PIECES)),
+    st.sampled_from(["stop", "length", "tool_calls", "abort", None]),
+    st.booleans(),
+)
+def test_any_deltas_give_the_events_of_the_models(outputs, reason, large):
+    """`ResponseStream` checks each."""
+    stream, calls, in_call = ResponseStream(large=large), 0, False
+    for pieces in outputs:
+        deltas = []
+        for kind, text, logprob in pieces:
+            if kind == "arguments" and not in_call:
+                continue
+            calls += kind == "call"
+            in_call = kind in ("call", "arguments")
+            deltas.append(delta_of(kind, text, logprob, calls))
+        stream.feed(*deltas)
+    stream.fail(ApiError(400, "é")) if reason is None else stream.finish(reason)
+    assert [event["sequence_number"] for event in stream.events] == [*range(len(stream.events))]
+    shown = stream.events[-1]["response"]
+    assert stream.kinds[-1] == shown["status"] == stream.response.status
+    assert shown["output"] == [item.model_dump() for item in stream.response.output]
+    if shown["status"] != "failed":
+        done = [event["item"] for event in stream.events if event["type"].endswith("item.done")]
+        assert done == shown["output"]
+        assert json.loads(stream.store.find("ann", stream.response.id).response) == shown
+
+
+def test_a_response_is_cancelled_while_a_thread_ends_it():
+    """The response is then as it has ended."""
+    made = ResponseStream()
+    made.feed(ChatDelta(0, content="Let"))
+    reached, may_go_on = threading.Event(), threading.Event()
+
+    def deltas(output: RequestOutput) -> Iterator[ChatDelta]:
+        reached.set()
+        assert may_go_on.wait(60)
+        yield ChatDelta(0, content=" me", finish_reason="stop")
+
+    made.encoder.builder._parts.deltas = deltas  # pyright: ignore[reportAttributeAccessIssue]
+    with ThreadPoolExecutor(2) as threads:
+        ending = threads.submit(made.finish, "stop")
+        assert reached.wait(60)
+        cancelling = threads.submit(made.encoder.builder.cancel)
+        assert not wait([cancelling], 0.05).done
+        may_go_on.set()
+        ending.result(60)
+        cancelling.result(60)
+    assert made.response.status == "completed"
+    [item] = without_ids(made.response.output)
+    assert item["content"][0]["text"] == "Let me"
+
+
+def test_a_cancelled_response_has_the_items_so_far():
+    made = ResponseStream()
+    made.feed(ChatDelta(0, reasoning="So"))
+    made.feed(ChatDelta(0, content="Let"))
+    made.encoder.builder.cancel()
+    made.encoder.store()
+    shown = json.loads(made.store.find("ann", made.response.id).response)
+    assert shown["status"] == "cancelled"
+    assert [item["status"] for item in shown["output"]] == ["completed", "incomplete"]
 
 
 def test_the_store_counts_numbers_and_bytes():

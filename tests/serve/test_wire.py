@@ -18,10 +18,12 @@ from .live_server import LiveServer
 BODY: dict[str, Any] = {"prompt": "Who?", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 
-def request(body: dict[str, Any], version: str = "1.1", more: str = "") -> bytes:
+def request(
+    body: dict[str, Any], version: str = "1.1", more: str = "", path: str = "/v1/completions"
+) -> bytes:
     content = json.dumps(body).encode()
     head = (
-        f"POST /v1/completions HTTP/{version}\r\nHost: a\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/{version}\r\nHost: a\r\nContent-Type: application/json\r\n"
         f"{more}Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
@@ -86,6 +88,41 @@ def test_close_is_kept_after_a_stream(server: LiveServer, text: str):
         assert link.recv(1) == b""
 
 
+RESPONSE: dict[str, Any] = {"input": "Who?", "max_output_tokens": 12, "temperature": 0,
+                            "ignore_eos": True}  # fmt: skip
+
+
+def events_of(stream: bytes) -> list[dict[str, Any]]:
+    """The events of a response, in order."""
+    *events, end = stream.decode().split("\n\n")
+    assert end == ""
+    found = [json.loads(event.partition("\ndata: ")[2]) for event in events]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def test_a_slow_reader_of_a_response_gets_everything(server: LiveServer):
+    body = RESPONSE | {"max_output_tokens": 60, "top_logprobs": 20,
+                       "include": ["message.output_text.logprobs"]}  # fmt: skip
+    whole = httpx2.post(f"{server.url}/v1/responses", json=body, timeout=60).json()
+    [expected] = whole["output"][0]["content"]
+    with connect(server) as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.sendall(request(body | {"stream": True}, path="/v1/responses"))
+        time.sleep(1.0)
+        answer = http.client.HTTPResponse(link)
+        answer.begin()
+        events = events_of(answer.read())
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    last = events[-1]["response"]
+    [part] = last["output"][0]["content"]
+    assert "".join(event["delta"] for event in deltas) == part["text"] == expected["text"]
+    assert [entry for event in deltas for entry in event["logprobs"]] == part["logprobs"]
+    assert len(part["logprobs"]) == 60
+    stored = httpx2.get(f"{server.url}/v1/responses/{last['id']}", timeout=60)
+    assert stored.json() == last
+
+
 def test_a_slow_reader_gets_everything(server: LiveServer):
     """Its outputs wait in the queue, joined, while its buffers are full."""
     body = BODY | {"max_tokens": 200, "n": 4, "temperature": 1, "seed": 5, "logprobs": 20}
@@ -107,7 +144,9 @@ def test_a_slow_reader_gets_everything(server: LiveServer):
         assert tokens == expected["logprobs"]["tokens"]
 
 
-async def answer_of_messages(server: LiveServer, body: dict[str, Any]) -> list[dict[str, Any]]:
+async def answer_of_messages(
+    server: LiveServer, body: dict[str, Any], path: str = "/v1/completions"
+) -> list[dict[str, Any]]:
     """The ASGI messages of the server's app, to a request whose scope offers no wire."""
     content = json.dumps(body).encode()
     sent: list[dict[str, Any]] = []
@@ -128,8 +167,8 @@ async def answer_of_messages(server: LiveServer, body: dict[str, Any]) -> list[d
         "type": "http",
         "http_version": "1.1",
         "method": "POST",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
+        "path": path,
+        "raw_path": path.encode(),
         "root_path": "",
         "scheme": "http",
         "server": ("a", 80),
@@ -149,6 +188,18 @@ def test_other_servers_get_messages(server: LiveServer, text: str):
     assert (start["type"], start["status"]) == ("http.response.start", 200)
     assert [message["more_body"] for message in bodies] == [True] * (len(bodies) - 1) + [False]
     assert text_of(b"".join(message["body"] for message in bodies)) == text
+
+
+@pytest.mark.parametrize("more", [{}, {"background": True}])
+def test_other_servers_get_messages_of_responses(server: LiveServer, more: dict[str, Any]):
+    whole = httpx2.post(f"{server.url}/v1/responses", json=RESPONSE, timeout=60).json()
+    asked = asyncio.run_coroutine_threadsafe(
+        answer_of_messages(server, RESPONSE | more | {"stream": True}, "/v1/responses"), server.loop
+    )
+    _, *bodies = asked.result(60)
+    assert [message["more_body"] for message in bodies] == [True] * (len(bodies) - 1) + [False]
+    last = events_of(b"".join(message["body"] for message in bodies))[-1]["response"]
+    assert last["output"][0]["content"] == whole["output"][0]["content"]
 
 
 def test_messages_wait_for_a_slow_send():

@@ -10,7 +10,7 @@ from rjax.outputs import CompletionOutput, RequestOutput, token_chances
 from rjax.sampling import SamplingParams
 from rjax.serve.api.chunks import ChatChunks, UsageCounter, json_string, json_text
 from rjax.serve.api.completions import continuous_usage, tokens_as_token_ids, usage_wanted
-from rjax.serve.api.output_events import DONE
+from rjax.serve.api.output_events import DONE, OutputEncoder
 from rjax.serve.api.service import Service
 from rjax.serve.parsing.reader import OutputReader
 from rjax.serve.parsing.tools.base import functions
@@ -228,7 +228,7 @@ def _echoes(body: ChatCompletionRequest) -> bool:
     return body.echo and body.messages[-1].role == "assistant"
 
 
-class ChatEncoder:
+class ChatEncoder(OutputEncoder):
     """The events of a stream of /v1/chat/completions.
 
     Args:
@@ -242,17 +242,13 @@ class ChatEncoder:
         self._each_usage = continuous_usage(body)
         self._last_usage = usage_wanted(body)
 
-    def is_large(self, prompt: int, output: RequestOutput) -> bool:
-        """No chunk is."""
-        return False
-
-    def encode(self, prompt: int, output: RequestOutput) -> list[str]:
-        """See `rjax.serve.api.output_events.OutputEncoder`."""
-        return [self._chunk(delta) for delta in self._parts.deltas(output)]
-
-    def end(self) -> str:
-        """See `rjax.serve.api.output_events.OutputEncoder`."""
-        return (self._chunks.usage(self._parts.usage()) if self._last_usage else "") + DONE
+    def encode(self, prompt: int, output: RequestOutput, *, last: bool) -> list[str]:
+        """See `OutputEncoder`."""
+        events = [self._chunk(delta) for delta in self._parts.deltas(output)]
+        if last:
+            events.append(self._chunks.usage(self._parts.usage()) if self._last_usage else "")
+            events.append(DONE)
+        return events
 
     def _chunk(self, delta: ChatDelta) -> str:
         reported = delta.logprobs is not None or delta.token_ids is not None

@@ -12,7 +12,7 @@ from rjax.sampling import SamplingParams
 from rjax.serve.api import prefixes
 from rjax.serve.api.beam_search import check_beam_search, request_group
 from rjax.serve.api.chunks import CompletionChunks, UsageCounter
-from rjax.serve.api.output_events import DONE, OutputEvents
+from rjax.serve.api.output_events import DONE, OutputEncoder, OutputEvents
 from rjax.serve.api.prompts import completion_prompts, kept_tokens
 from rjax.serve.api.sampling import (
     check_constrained,
@@ -197,7 +197,7 @@ class ResponseBuilder:
         )
 
 
-class CompletionEncoder(ResponseBuilder):
+class CompletionEncoder(ResponseBuilder, OutputEncoder):
     """The events of a stream: chunks, the usage if requested, and ``[DONE]``."""
 
     def __init__(self, body: CompletionRequest, service: Service, params: SamplingParams) -> None:
@@ -206,6 +206,7 @@ class CompletionEncoder(ResponseBuilder):
         self._begun: set[int] = set()
         self._ended: set[int] = set()
         self._each_usage = continuous_usage(body)
+        self._last_usage = usage_wanted(body)
         self._has_prompts = bool(
             body.echo or body.return_token_ids or body.prompt_logprobs is not None
         )
@@ -213,14 +214,14 @@ class CompletionEncoder(ResponseBuilder):
             self._has_prompts or self._each_usage or self._scores or body.logprobs is not None
         )
 
-    def is_large(self, prompt: int, output: RequestOutput) -> bool:
+    def is_large(self, prompt: int, output: RequestOutput, *, last: bool) -> bool:
         """Whether a chunk of this output holds what the prompt has."""
         return self._has_prompts and any(
             prompt * self._n + c.index not in self._begun for c in output.outputs
         )
 
-    def encode(self, prompt: int, output: RequestOutput) -> list[str]:
-        """See `rjax.serve.api.output_events.OutputEncoder`."""
+    def encode(self, prompt: int, output: RequestOutput, *, last: bool) -> list[str]:
+        """See `OutputEncoder`."""
         self._add(prompt, output)
         chunks = []
         for completion in output.outputs:
@@ -241,12 +242,10 @@ class CompletionEncoder(ResponseBuilder):
             usage = self._count.usage() if self._each_usage else None
             large = first and self._has_prompts
             chunks.append(self._chunks.choice(fields, usage, large=large))
+        if last:
+            chunks.append(self._chunks.usage(self._count.usage()) if self._last_usage else "")
+            chunks.append(DONE)
         return chunks
-
-    def end(self) -> str:
-        """See `rjax.serve.api.output_events.OutputEncoder`."""
-        usage = self._chunks.usage(self._count.usage()) if usage_wanted(self._body) else ""
-        return usage + DONE
 
 
 def tokens_as_token_ids(body: SamplingRequest, service: Service) -> bool:

@@ -1,7 +1,9 @@
 """A response of server-sent events that are written as the engine makes their outputs."""
 
 import asyncio
+import functools
 import time
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from rjax.outputs import RequestOutput
@@ -18,24 +20,38 @@ DONE = "data: [DONE]\n\n"
 
 @runtime_checkable
 class OutputEncoder(Protocol):
-    """Converts the outputs of a request to the events of its stream."""
+    """Converts the outputs of a request to the events of its stream; a base class of encoders."""
 
-    def is_large(self, prompt: int, output: RequestOutput) -> bool:
-        """Whether to encode this output on a thread."""
-        ...
+    def begin(self) -> str:
+        """The events before the first output."""
+        return ""
 
-    def encode(self, prompt: int, output: RequestOutput) -> list[str]:
+    def is_large(self, prompt: int, output: RequestOutput, *, last: bool) -> bool:
+        """Whether to `encode` this output on a thread."""
+        return False
+
+    def encode(self, prompt: int, output: RequestOutput, *, last: bool) -> list[str]:
         """The events of an output.
 
         Args:
             prompt: its index in the request.
             output: with what is new.
+            last: it ends the request; the stream's last events follow its own.
         """
         ...
 
-    def end(self) -> str:
-        """The events after the last output."""
-        ...
+    @property
+    def is_large_failure(self) -> bool:
+        """Whether to call `fail` on a thread."""
+        return False
+
+    def fail(self, error: Exception) -> list[str]:
+        """The last events of a request that ends on an error."""
+        return [f"data: {stream_error(error)}\n\n"]
+
+    def store(self) -> None:
+        """Called on the event loop when the last events are made, before they are written."""
+        return
 
 
 class OutputEvents(EventStream):
@@ -59,6 +75,7 @@ class OutputEvents(EventStream):
         self._is_ready = False  # whether an output may be written now
         self._on_thread: asyncio.Task[None] | None = None
         self._not_paused = asyncio.Event()
+        self._has_failed = False
 
     def put(self, output: RequestOutput) -> None:
         """See `rjax.output_queue.OutputSink`."""
@@ -77,6 +94,8 @@ class OutputEvents(EventStream):
     def begin(self) -> None:
         """See `EventStream`."""
         self.wire.on_resume(self._resume)
+        if text := self._encoder.begin():
+            self.wire.write(event_bytes(text))
         self._write_unread()
 
     def close(self) -> None:
@@ -108,42 +127,73 @@ class OutputEvents(EventStream):
 
     def _write(self, output: RequestOutput) -> None:
         """Write the events of an output, and the last ones if it ends the request."""
+        encoder = self._encoder
         try:
             prompt = self._group.accept(output)
             if prompt is None:
                 return
-            if self._encoder.is_large(prompt, output):
-                self._is_ready = False
-                self._on_thread = asyncio.ensure_future(self._encode_on_thread(prompt, output))
+            last = self._group.done
+            if encoder.is_large(prompt, output, last=last):
+                encode = functools.partial(encoder.encode, prompt, output, last=last)
+                self._start_thread(encode, last=last)
                 return
-            text = "".join(self._encoder.encode(prompt, output))
-            if self._group.done:
-                text += self._encoder.end()
-                self._is_ready = False
-                self.end()
-            if text:
-                self.wire.write(event_bytes(text))
+            self._write_events(encoder.encode(prompt, output, last=last), last=last)
         except Exception as error:
             self._write_error(error)
 
-    async def _encode_on_thread(self, prompt: int, output: RequestOutput) -> None:
-        """Encode a large output, and write its events no faster than the client reads."""
+    def _write_events(self, events: list[str], *, last: bool) -> None:
+        data = event_bytes("".join(events))
+        if last:
+            self._encoder.store()
+        if data:
+            self.wire.write(data)
+        if last:
+            self.end()
+
+    def end(self) -> None:
+        """See `EventStream`."""
+        self._is_ready = False
+        super().end()
+
+    def _start_thread(self, encode: Callable[[], list[str]], *, last: bool) -> None:
+        self._is_ready = False
+        self._on_thread = asyncio.ensure_future(self._encode_on_thread(encode, last=last))
+
+    async def _encode_on_thread(self, encode: Callable[[], list[str]], *, last: bool) -> None:
+        """Encode what is large, and write its events no faster than the client reads."""
         try:
-            for event in await self._threads.run(self._encoder.encode, prompt, output):
-                while self.wire.is_paused:
-                    self._not_paused.clear()
-                    await self._not_paused.wait()
-                self.wire.write(event_bytes(event))
-            if self._group.done:
-                self.wire.write(event_bytes(self._encoder.end()))
-                self.end()
+            events = await self._threads.run(lambda: [event_bytes(event) for event in encode()])
+            if last:
+                self._encoder.store()
         except Exception as error:
+            self._on_thread = None
             self._write_error(error)
+            return
+        for event in events:
+            while self.wire.is_paused:
+                self._not_paused.clear()
+                await self._not_paused.wait()
+            self.wire.write(event)
         self._on_thread = None
-        self._write_unread()
+        if last:
+            self.end()
+        else:
+            self._write_unread()
 
     def _write_error(self, error: Exception) -> None:
-        self.wire.write(event_bytes(f"data: {stream_error(error)}\n\n"))
+        """End the stream with the events of an error, or break it off if they fail too."""
         self._is_ready = False
-        self.end()
         self._group.close()
+        if self._has_failed:
+            self._failure = error
+            self.end()
+            return
+        self._has_failed = True
+        encode = functools.partial(self._encoder.fail, error)
+        if self._encoder.is_large_failure:
+            self._start_thread(encode, last=True)
+            return
+        try:
+            self._write_events(encode(), last=True)
+        except Exception as second:
+            self._write_error(second)

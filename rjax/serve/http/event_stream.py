@@ -2,23 +2,14 @@
 
 import abc
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rjax.serve.http.disconnect import on_disconnect, set_probe, wait_for_disconnect
-from rjax.serve.http.wire import SendWire, Wire, event_bytes, offered_wire
+from rjax.serve.http.wire import SendWire, Wire, offered_wire
 
 _COMMENT = b":\n\n"
-
-
-class NamedEvent(NamedTuple):
-    """A server-sent event with a name."""
-
-    name: str
-    data: str
 
 
 class EventStream(Response, abc.ABC):
@@ -47,27 +38,34 @@ class EventStream(Response, abc.ABC):
             if wire is None:
                 await self._send_messages(receive, send)
             else:
-                self.wire = wire
                 set_probe(scope, self._write_comment)
-                self.begin()
-                await self._ended.wait()
+                await self.write_to(wire)
         finally:
             self.close()
-        if self._failure is not None:
-            raise self._failure
         if not self._is_lost:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def write_to(self, wire: Wire) -> None:
+        """Write the events to a wire, up to the last one.
+
+        Raises:
+            Exception: the events failed, and the client must not take them for a whole stream.
+        """
+        self.wire = wire
+        self.begin()
+        await self._ended.wait()
+        if self._failure is not None:
+            raise self._failure
+
     async def _send_messages(self, receive: Receive, send: Send) -> None:
         """Send the events as ASGI messages."""
-        self.wire = wire = SendWire(send)
+        wire = SendWire(send)
         sending = asyncio.ensure_future(wire.send_all())
         gone = asyncio.ensure_future(wait_for_disconnect(receive))
         for task in (sending, gone):
             task.add_done_callback(lambda task: None if task.cancelled() else self._lost())
         try:
-            self.begin()
-            await self._ended.wait()
+            await self.write_to(wire)
             wire.end()
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             self._is_lost = gone.done() or sending.exception() is not None
@@ -100,44 +98,3 @@ class EventStream(Response, abc.ABC):
         self._is_lost = True
         self.close()
         self.end()
-
-
-class IteratedEvents(EventStream):
-    """The events of an iterator.
-
-    Args:
-        events: it must turn its errors into events, because the status line is sent before the
-            first one.
-        close: called at the end, on success, error or disconnect, even if ``events`` was never
-            started; maybe more than once.
-    """
-
-    def __init__(self, events: AsyncIterator[NamedEvent], close: Callable[[], None]) -> None:
-        super().__init__()
-        self._events = events
-        self._close = close
-        self._writing: asyncio.Task[None] | None = None
-        self._not_paused = asyncio.Event()
-
-    def begin(self) -> None:
-        """See `EventStream`."""
-        self.wire.on_resume(self._not_paused.set)
-        self._writing = asyncio.ensure_future(self._write())
-
-    def close(self) -> None:
-        """See `EventStream`."""
-        if self._writing is not None:
-            self._writing.cancel()
-        self._close()
-
-    async def _write(self) -> None:
-        try:
-            async for name, data in self._events:
-                self.wire.write(event_bytes(f"event: {name}\ndata: {data}\n\n"))
-                while self.wire.is_paused:
-                    self._not_paused.clear()
-                    await self._not_paused.wait()
-        except Exception as error:
-            self._failure = error  # the client must not take the stream for a whole one
-        finally:
-            self.end()

@@ -9,15 +9,15 @@ from starlette.datastructures import QueryParams
 
 from rjax.serve.api.chat import ChatRun, prepare_chat
 from rjax.serve.api.responses.conversion import chat_body, check_fields, input_messages, renamed
-from rjax.serve.api.responses.response_run import MESSAGES, ResponseRun
-from rjax.serve.api.responses.writer import ResponseWriter
+from rjax.serve.api.responses.record import MESSAGES, ResponseRecord
+from rjax.serve.api.responses.response_run import ResponseRun
 from rjax.serve.api.service import Service
 from rjax.serve.http.auth import Tenant
 from rjax.serve.http.chunked_json import ChunkedJSONResponse, iter_json, split_bytes
-from rjax.serve.http.event_stream import IteratedEvents
 from rjax.serve.protocol.errors import ApiError
 from rjax.serve.protocol.responses_api_models import ResponsesResponse
 from rjax.serve.protocol.responses_api_requests import NamedFunctionTool, ResponsesRequest
+from rjax.serve.stores.event_log import LoggedEvents
 from rjax.serve.stores.input_items import page
 
 _LARGE_ECHO = 64 * 2**10  # characters repeated from the request; more are written on a thread
@@ -50,26 +50,21 @@ async def respond(
     except ApiError as error:
         raise renamed(error) from error
     response = _response(body, run, service)
-    echo = await service.response_threads.run(_echo_size, response)
-    if echo > service.longest_text + _EXTRA_ECHO:
+    started = await service.response_threads.run(_started_json, response)
+    if len(started) > service.longest_text + _EXTRA_ECHO:
         raise ApiError(
             400,
-            f"the tools, the format and the metadata have {echo} characters, more than a prompt of "
-            f"{service.max_model_len} tokens can hold; shorten them",
+            f"the tools, the format and the metadata have {len(started)} characters, more than a "
+            f"prompt of {service.max_model_len} tokens can hold; shorten them",
             param="tools",
         )
-    large = echo > _LARGE_ECHO
-    response_run = ResponseRun(
-        body, run, ResponseWriter(response), messages, large, tenant, service
-    )
+    large = len(started) > _LARGE_ECHO
+    record = ResponseRecord(body, response, messages, large, tenant.name, service.responses)
+    response_run = ResponseRun(response, started, run, record, tenant.name, service)
     if body.background:
-        data = await response_run.start_in_background()
-        if body.stream:
-            return IteratedEvents(response_run.log.read(0), lambda: None)
-        return ChunkedJSONResponse(split_bytes(data))
+        return await response_run.start_in_background()
     if body.stream:
-        await run.start()
-        return IteratedEvents(response_run.events(), run.close)
+        return await response_run.stream()
     return await response_run.whole(request)
 
 
@@ -97,7 +92,7 @@ def stored(name: str, query: QueryParams, tenant: Tenant, service: Service) -> R
             "out stream",
             param="stream",
         )
-    return IteratedEvents(found.events.read(start), lambda: None)
+    return LoggedEvents(found.events, start)
 
 
 async def cancelled(name: str, tenant: Tenant, service: Service) -> Response:
@@ -159,14 +154,14 @@ def stored_input(name: str, query: QueryParams, tenant: Tenant, service: Service
     return ChunkedJSONResponse(split_bytes(page(items, query)))
 
 
-def _echo_size(response: ResponsesResponse) -> int:
-    """Characters of a response without output, most of which repeat the request.
+def _started_json(response: ResponsesResponse) -> str:
+    """The JSON of a response without output, most of which repeats the request.
 
     Raises:
         ApiError: 400, the response cannot be serialised.
     """
     try:
-        return sum(map(len, iter_json(response)))
+        return "".join(iter_json(response))
     except ValueError as error:
         raise ApiError(
             400, "a field holds NaN or an infinite number, which no JSON can say; leave it out"
