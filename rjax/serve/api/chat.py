@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.serve.api.beam_search import check_beam_search, request_group
-from rjax.serve.api.chat_parts import ChatDelta, ChatEncoder, ChatParts
+from rjax.serve.api.chat_parts import ChatEncoder, ChatParts
 from rjax.serve.api.output_events import OutputEncoder, OutputEvents
 from rjax.serve.api.prompts import chat_prompt, kept_tokens
 from rjax.serve.api.request_group import RequestGroup
@@ -127,16 +127,6 @@ class ChatRun:
         events = OutputEvents(self._group, encoder, self._service.response_threads)
         await self._start(sink=events)
         return events
-
-    async def deltas(self) -> AsyncIterator[ChatDelta]:
-        """The deltas of a started stream.
-
-        Raises:
-            ApiError: a sample ended on an error.
-        """
-        async for _, output in self._group.outputs():
-            for delta in self.parts.deltas(output):
-                yield delta
 
     async def final(self, request: Request) -> RequestOutput:
         """Run to the end and return the last output; aborts if the client disconnects.

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from rjax.errors import GrammarFailedError, OverloadedError
@@ -17,8 +17,8 @@ from rjax.structured.constraint import Constraint
 class RequestGroup:
     """Several prompts with the same parameters, whose outputs come together.
 
-    Outputs are read with `outputs`, or go to the sink that `start` is given; the sink calls
-    `accept` with each.
+    `finals` waits for the last outputs; or the outputs go to the sink that `start` is given, which
+    calls `accept` with each.
 
     Args:
         service: of the app.
@@ -52,7 +52,7 @@ class RequestGroup:
             prompts: text, if known, and token ids of each prompt.
             constraint: on every sample.
             tenant: name of the client's tenant.
-            sink: gets the outputs, maybe before this returns; None for `outputs`.
+            sink: gets the outputs, maybe before this returns; None for `finals`.
             options: of the engine's ``add_request``.
 
         Raises:
@@ -110,18 +110,6 @@ class RequestGroup:
         """Whether every prompt of a started group has finished."""
         return self._num_open == 0
 
-    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """Yield every output with the index of its prompt until all prompts have finished.
-
-        Raises:
-            ApiError: see `accept`.
-        """
-        while not self.done:
-            output = await self._queue.get()
-            index = self.accept(output)
-            if index is not None:
-                yield index, output
-
     def accept(self, output: RequestOutput) -> int | None:
         """Count an output before it is sent.
 
@@ -169,11 +157,17 @@ class RequestGroup:
         self._generated[name] += sum([len(c.token_ids) for c in output.outputs])
 
     async def finals(self) -> list[RequestOutput]:
-        """The last output of each prompt, for requests that do not stream."""
+        """The last output of each prompt, for requests that do not stream.
+
+        Raises:
+            ApiError: see `accept`.
+        """
         found: dict[int, RequestOutput] = {}
-        async for i, output in self.outputs():
-            if output.finished:
-                found[i] = output
+        while not self.done:
+            output = await self._queue.get()
+            index = self.accept(output)
+            if index is not None and output.finished:
+                found[index] = output
         return [found[i] for i in sorted(found)]
 
     def _failure(self) -> ApiError:
