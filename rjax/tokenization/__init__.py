@@ -3,6 +3,7 @@
 from rjax.tokenization.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from rjax.tokenization.output_text import OutputText
 from rjax.tokenization.prefix import PrefixTokenizer, common_prefix, encode_shared_prefix
+from rjax.tokenization.sentencepiece_detokenizer import SentencePieceDetokenizer
 from rjax.tokenization.sys_prompt_tokenizer import SysPromptTokenizer
 from rjax.tokenization.tokenizer import Tokenizer
 
@@ -11,6 +12,7 @@ __all__ = [
     "Detokenizer",
     "OutputText",
     "PrefixTokenizer",
+    "SentencePieceDetokenizer",
     "SysPromptTokenizer",
     "Tokenizer",
     "WindowDetokenizer",

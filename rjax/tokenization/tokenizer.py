@@ -19,6 +19,11 @@ from rjax.tokenization.detokenizer import (
 )
 from rjax.tokenization.generation_config import GenerationConfig
 from rjax.tokenization.loading import load_tokenizer
+from rjax.tokenization.sentencepiece_detokenizer import (
+    SentencePieceDecoder,
+    SentencePieceDetokenizer,
+    SentencePieceTexts,
+)
 
 
 class Tokenizer:
@@ -161,6 +166,9 @@ class Tokenizer:
             if skip_special_tokens:
                 return ByteLevelDetokenizer(self._visible_bytes, self._visible_text)
             return ByteLevelDetokenizer(self._token_bytes, self._whole_text)
+        texts = self._visible_texts if skip_special_tokens else self._texts
+        if texts is not None:
+            return SentencePieceDetokenizer(texts, prompt_token_ids)
         hidden = self._special_ids if skip_special_tokens else frozenset()
         visible = (i for i in reversed(prompt_token_ids) if i not in hidden)
         return WindowDetokenizer(
@@ -288,6 +296,18 @@ class Tokenizer:
     @functools.cached_property
     def _visible_text(self) -> Any:
         return functools.lru_cache(maxsize=1 << 18)(lambda i: _decoded(self._visible_bytes(i)))
+
+    @functools.cached_property
+    def _texts(self) -> SentencePieceTexts | None:
+        """Texts of all tokens; None if the decoder is not one of sentencepiece's."""
+        backend = self._backend
+        decoder = None if backend is None else SentencePieceDecoder.read(backend.decoder)
+        return None if decoder is None else SentencePieceTexts(decoder, backend.id_to_token)
+
+    @functools.cached_property
+    def _visible_texts(self) -> SentencePieceTexts | None:
+        """Those of tokens that are not special."""
+        return None if self._texts is None else self._texts.without(self._special_ids)
 
     def _bytes_of(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from rjax.tokenization import Tokenizer
@@ -39,18 +39,7 @@ def _own_pre_tokenizer() -> tokenizers.Tokenizer:
     return rust
 
 
-def _gemma_file() -> tokenizers.Tokenizer:
-    """Spaces become pieces, and nothing is written in front of a text."""
-    rust = KINDS["metaspace_normalizer"]()
-    rust.normalizer = normalizers.Replace(" ", "\u2581")
-    rust.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    rust.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    return rust
-
-
-FILES = {**KINDS, "own_pre_tokenizer": _own_pre_tokenizer, "gemma": _gemma_file}
+FILES = {**KINDS, "own_pre_tokenizer": _own_pre_tokenizer}
 
 
 def _write(folder: pathlib.Path, kind: str, **files: dict[str, Any]) -> tokenizers.Tokenizer:

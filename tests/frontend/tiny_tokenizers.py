@@ -91,6 +91,17 @@ def _metaspace(scheme: str) -> RustTokenizer:
     return rust
 
 
+def _gemma() -> RustTokenizer:
+    """Spaces become pieces, and nothing is written in front of a text."""
+    rust = _metaspace("normalizer")
+    rust.normalizer = normalizers.Replace(" ", "▁")
+    rust.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    rust.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return rust
+
+
 def _unigram() -> RustTokenizer:
     rust = RustTokenizer(models.Unigram())
     rust.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Prepend("▁")])
@@ -131,6 +142,7 @@ KINDS = {
     "metaspace_first": functools.partial(_metaspace, "first"),
     "metaspace_always": functools.partial(_metaspace, "always"),
     "metaspace_normalizer": functools.partial(_metaspace, "normalizer"),
+    "gemma": _gemma,
     "unigram": _unigram,
     "wordpiece": _wordpiece,
     "straddled": _straddled,
