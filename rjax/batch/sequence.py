@@ -10,6 +10,8 @@ from rjax.batch.page_hash import PageHashes
 from rjax.batch.token_mask import TokenMask
 from rjax.sampling import SamplerMode, SamplingParams
 
+_QUICK_AGAIN = 8  # quick masks after a late one
+
 
 class SequenceStatus(enum.Enum):
     """The queue that a sequence is in."""
@@ -38,6 +40,8 @@ class Sequence:
         siblings: all sequences of the request, this one included; the first computes the prompt,
             the others share its pages.
         mask: restricts the next token; None for no mask.
+        mask_pending: whether the mask does not know the last token yet.
+        masks_until_quick: quick masks until it is scheduled as any other; 0 unless one was late.
         logprob_start_len: first prompt token whose log-probability is reported.
         output_token_ids: tokens read back from the device; ``receive`` adds to them.
         in_flight: tokens sampled on the device and not read back, of at most two dispatches.
@@ -83,6 +87,8 @@ class Sequence:
     share: str | None = None
     siblings: list["Sequence"] = dataclasses.field(default_factory=list)
     mask: TokenMask | None = None
+    mask_pending: bool = False
+    masks_until_quick: int = 0
     logprob_start_len: int = 0
     output_token_ids: list[int] = dataclasses.field(default_factory=list)
     in_flight: int = 0
@@ -123,6 +129,11 @@ class Sequence:
         self.wants_logprobs = asked != (None, None)
 
     @property
+    def waits_for_mask(self) -> bool:
+        """Whether it is not scheduled now: its mask is not ready, or may be late again."""
+        return self.mask_pending or (self.masks_until_quick > 0 and self.in_flight > 0)
+
+    @property
     def most_cached(self) -> int:
         """Leading tokens that may be served from the cache: not those whose logits are wanted."""
         if self.index > 0 or self.params.prompt_logprobs is None:
@@ -152,6 +163,18 @@ class Sequence:
         """Note that a step that samples its next token is scheduled."""
         self.in_flight += 1
         self.num_tokens += 1
+
+    def retract(self) -> None:
+        """Note that its sampled token is not used, because its mask was late."""
+        self.in_flight -= 1
+        self.num_tokens -= 1
+        self.masks_until_quick = _QUICK_AGAIN
+
+    def take_mask(self, *, quick: bool) -> None:
+        """Note that its mask is ready."""
+        if quick and self.masks_until_quick:
+            self.masks_until_quick -= 1
+        self.mask_pending = False
 
     def receive(self, token: int) -> None:
         """Add a sampled token that was read back."""

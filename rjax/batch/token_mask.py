@@ -16,6 +16,10 @@ class TokenMask(Protocol):
     is therefore forward-only: the device computes its logits while the host prepares the masks, and
     then samples. If ``accept`` raises, the request ends with ``finish_reason`` "error" and no other
     request is affected.
+
+    The engine's thread calls ``accept``. If a mask has an attribute ``may_be_slow`` that is true,
+    another thread does, and only its sequence waits for it. Such a mask leaves Python's lock to
+    others meanwhile.
     """
 
     @property

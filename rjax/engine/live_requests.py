@@ -1,7 +1,7 @@
 """LiveRequests: gives the requests under way what each step computed, and ends them."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Rows
 
 from rjax.batch.scheduled_sequence import ScheduledSequence
@@ -10,6 +10,7 @@ from rjax.batch.step_readout import StepReadout
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.named_prefixes.pending_prefixes import PendingPrefixes
 from rjax.engine.request import Request, step_logprobs
+from rjax.engine.request_masks import RequestMasks
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.stats import EngineStats
 from rjax.outputs import RequestOutput
@@ -23,6 +24,7 @@ class LiveRequests:
     Args:
         scheduler: of their sequences.
         prefixes: that some of them compute.
+        masks: of their samples.
         page_size: tokens of a page.
         stats: counts what they get and how they end.
 
@@ -32,12 +34,18 @@ class LiveRequests:
     """
 
     def __init__(
-        self, scheduler: Scheduler, prefixes: PendingPrefixes, page_size: int, stats: EngineStats
+        self,
+        scheduler: Scheduler,
+        prefixes: PendingPrefixes,
+        masks: RequestMasks,
+        page_size: int,
+        stats: EngineStats,
     ) -> None:
         self.by_id: dict[str, Request] = {}
         self.stats = stats
         self._scheduler = scheduler
         self._prefixes = prefixes
+        self._masks = masks
         self._page_size = page_size
 
     def take(self, batch: Rows[ScheduledSequence], result: StepReadout) -> list[RequestOutput]:
@@ -69,11 +77,8 @@ class LiveRequests:
                 finished = True
             if request.wants_every_step or (finished and request.finished):
                 updated[sequence.request_id] = request
-        outputs = [request.snapshot() for request in updated.values()]
-        for output in outputs:
-            if output.finished:
-                del self.by_id[output.request_id]
-        return outputs
+        self._masks.post()
+        return self._news(updated.values())
 
     def _append(
         self, request: Request, sequence: Sequence, token: int, logprobs: StepLogprobs | None
@@ -86,7 +91,7 @@ class LiveRequests:
         if sequence.num_known % self._page_size == 0:
             self._scheduler.cache_full_pages(sequence)
         if sequence.mask is not None and not finished:
-            sequence.mask.accept(token)
+            self._masks.advance(sequence, token)
         if finished:
             self._finish(request, sequence)
         return finished
@@ -123,6 +128,24 @@ class LiveRequests:
         self.stats.requests.finished["abort"] += self._scheduler.finish_all(request.sequences)
         request.abort()
         return request.snapshot()
+
+    def fail_masks(self) -> list[RequestOutput]:
+        """End the samples whose masks have failed; returns the outputs of requests with news."""
+        updated: dict[str, Request] = {}
+        for sequence, error in self._masks.failures():
+            if sequence.status is _FINISHED:
+                continue
+            request = updated[sequence.request_id] = self.by_id[sequence.request_id]
+            self.fail(request, error, sequence)
+        return self._news(r for r in updated.values() if r.wants_every_step or r.finished)
+
+    def _news(self, updated: Iterable[Request]) -> list[RequestOutput]:
+        """The outputs of requests; those that have finished are not under way any more."""
+        outputs = [request.snapshot() for request in updated]
+        for output in outputs:
+            if output.finished:
+                del self.by_id[output.request_id]
+        return outputs
 
     def fail(self, request: Request, error: Exception, only: Sequence | None = None) -> None:
         """End a request, or only one of its samples, on an error."""

@@ -12,7 +12,7 @@ from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_hash import salted_key
-from rjax.batch.sequence import Sequence
+from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_worker import StepWorker
 from rjax.batch.token_mask import TokenMask
 from rjax.closing import Closable
@@ -35,6 +35,8 @@ from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, SlotRow, slot_row
 from rjax.sampling.seeds import drawn_seed
+
+_IDLE_SECONDS = 0.01  # longest wait for a mask while nothing runs; commands wait meanwhile
 
 
 class LLMEngine(Closable):
@@ -95,7 +97,11 @@ class LLMEngine(Closable):
         self._arrivals = itertools.count()
         self._stats = parts.new_stats()
         self._live = LiveRequests(
-            self._scheduler, self._prefixes.pending, self._page_size, self._stats
+            self._scheduler,
+            self._prefixes.pending,
+            self._masks,
+            self._page_size,
+            self._stats,
         )
         self._requests = self._live.by_id
         self._deadlines = Deadlines(self._requests)
@@ -119,6 +125,7 @@ class LLMEngine(Closable):
         self._pending_outputs.clear()
         self._in_flight.clear()
         self._kv_events.close()
+        self._masks.close()
         self._worker.close()
         del self._worker
 
@@ -219,19 +226,33 @@ class LLMEngine(Closable):
         self._check_open()
         for request_id in self._deadlines.late():
             self.abort_request(request_id)
+        self._pending_outputs += self._live.fail_masks()
         dispatched = self._dispatch()
         outputs, self._pending_outputs = self._pending_outputs, []
         alone = len(self._in_flight) == dispatched + 1
         while len(self._in_flight) > dispatched:
             outputs += self._read(self._in_flight.popleft(), alone=alone)
         if self._in_flight and self._in_flight[-1].forward_only:
-            # The token masks have the last tokens now.
-            step = self._in_flight[-1]
-            bitmasks, failed = self._masks.of_step(step.batch)
-            self._end_failed(failed)
-            self._in_flight[-1] = self._worker.sample(step, bitmasks)
+            self._in_flight[-1] = self._sample(self._in_flight[-1])
+        elif not (outputs or self._in_flight):  # sequences may wait for their masks
+            self._masks.wait_for_any(_IDLE_SECONDS)
         self._kv_events.flush(self._stats)
         return outputs
+
+    def _sample(self, step: DispatchedStep) -> DispatchedStep:
+        """Sample a step whose token masks have the last tokens now; late ones leave it."""
+        self._masks.wait(step.batch)
+        self._pending_outputs += self._live.fail_masks()
+        bitmasks, failed, late = self._masks.of_step(step.batch)
+        self._end_failed(failed)
+        sampled = self._worker.sample(step, bitmasks)
+        for row in late:
+            item = sampled.batch[row]
+            if item.sequence.status is SequenceStatus.RUNNING:
+                sampled.batch[row] = item._replace(samples=False)
+                item.sequence.retract()
+                self._scheduler.preempt(item.sequence)
+        return sampled
 
     def _dispatch(self) -> int:
         """Schedule and dispatch the next step, and the decode steps of the same multi-step program.

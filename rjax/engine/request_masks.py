@@ -1,21 +1,24 @@
 """The token masks of a request: those that it brings, or those of its parameters."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence as Rows
 from typing import no_type_check
 
 import numpy as np
 from jaxtyping import UInt32
 
 from rjax.batch.scheduled_sequence import ScheduledSequence
-from rjax.batch.sequence import SequenceStatus
+from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.token_mask import TokenMask, read_bitmask
 from rjax.engine.bad_words import bad_words_masks
+from rjax.engine.mask_threads import MaskThreads
 from rjax.errors import InvalidRequestError
 from rjax.sampling import SamplingParams
 from rjax.structured.compiler import GrammarCompiler
 from rjax.structured.mask_request import MaskRequest
 from rjax.tokenization import Tokenizer
+
+_PATIENCE = 0.02  # seconds that a step waits for masks
 
 
 class RequestMasks:
@@ -25,6 +28,9 @@ class RequestMasks:
         tokenizer: of the engine; None where it serves token ids only.
         vocab_size: width of the logits.
         eos_token_ids: ids that end a sequence.
+
+    Attributes:
+        failures, wait_for_any, close: see `MaskThreads`.
     """
 
     def __init__(
@@ -35,10 +41,15 @@ class RequestMasks:
         self._eos = eos_token_ids
         self._lock = threading.Lock()
         self._grammars: GrammarCompiler | None = None  # made for the first constraint
+        self._threads = MaskThreads()
+        self._sampled: list[tuple[Sequence, int]] = []
+        self.failures = self._threads.failures
+        self.wait_for_any = self._threads.wait_for_any
+        self.close = self._threads.close
         self._cache_limits: tuple[int, float, float, float] | None = None
 
     @no_type_check  # user input is checked by hand, with readable messages
-    def of_request(self, params: SamplingParams, masks: Sequence[TokenMask]) -> Sequence[TokenMask]:
+    def of_request(self, params: SamplingParams, masks: Rows[TokenMask]) -> Rows[TokenMask]:
         """One mask per sample, or none.
 
         Args:
@@ -63,10 +74,30 @@ class RequestMasks:
             masks = self.structured(params)
         return masks
 
+    def advance(self, sequence: Sequence, token: int) -> None:
+        """Advance a sequence's mask by a token, now or, where it may be slow, after `post`."""
+        assert sequence.mask is not None
+        if getattr(sequence.mask, "may_be_slow", False):
+            self._sampled.append((sequence, token))
+        else:
+            sequence.mask.accept(token)
+
+    def post(self) -> None:
+        """Let threads advance the slow masks of a step."""
+        if self._sampled:
+            self._threads.post(self._sampled)
+            self._sampled = []
+
+    def wait(self, batch: Rows[ScheduledSequence]) -> None:
+        """Wait for the slow masks of a step, but not for long."""
+        self._threads.wait([item.sequence for item in batch], _PATIENCE)
+
     def of_step(
-        self, batch: Sequence[ScheduledSequence]
-    ) -> tuple[dict[int, UInt32[np.ndarray, " W"]], list[tuple[str, Exception]]]:
-        """The masks' bitmasks now, by row, and the requests whose masks fail with their errors."""
+        self, batch: Rows[ScheduledSequence]
+    ) -> tuple[dict[int, UInt32[np.ndarray, " W"]], list[tuple[str, Exception]], list[int]]:
+        """The masks' bitmasks now, by row, the requests whose masks fail with their errors, and the
+        rows whose masks are not ready."""
+        late: list[int] = []
         found: dict[int, UInt32[np.ndarray, " W"]] = {}
         failed: list[tuple[str, Exception]] = []
         for row, item in enumerate(batch):
@@ -75,11 +106,14 @@ class RequestMasks:
                 continue
             if sequence.status is SequenceStatus.FINISHED:
                 continue
+            if sequence.mask_pending:
+                late.append(row)
+                continue
             try:
                 found[row] = read_bitmask(sequence.mask, self._vocab_size)
             except Exception as error:  # in its mask: only this request ends
                 failed.append((sequence.request_id, error))
-        return found, failed
+        return found, failed, late
 
     def structured(
         self, params: SamplingParams, wanted: MaskRequest | None = None

@@ -98,8 +98,7 @@ class Scheduler:
     @property
     def has_waiting(self) -> bool:
         """Whether a sequence waits for the turn to generate."""
-        ahead = len(self.running) > self._limits.max_num_seqs
-        return bool(ahead or self.waiting or self.swapped)
+        return bool(len(self.running) > self._limits.max_num_seqs or self.waiting or self.swapped)
 
     def add(self, sequence: Sequence, share: str | None = None) -> None:
         """Put a new sequence of a share into the waiting queue."""
@@ -110,7 +109,7 @@ class Scheduler:
         """Choose the next step; its tokens count as computed from now on."""
         self.blocks.begin_step()
         if (victim := self._shares.arrange(self.running)) is not None:
-            self._preempt(victim)
+            self.preempt(victim)
         step = StepBuilder(self._limits)
         self._schedule_running(step)
         admitted = self._admit(step)
@@ -157,8 +156,8 @@ class Scheduler:
                     self._windows.give_back(sequence)
         for sequence in self.running:
             tokens = sequence.num_tokens
-            if tokens >= sequence.max_length:
-                continue  # its last token is still in flight
+            if tokens >= sequence.max_length or sequence.waits_for_mask:
+                continue  # its last token is still in flight, or its mask is not ready
             if len(decodes) + len(chunks) == max_num_seqs:
                 prefill_ahead.append(sequence)
                 continue
@@ -212,7 +211,7 @@ class Scheduler:
         while not step.items and self.running[-1] is not sequence:
             victim = self.running[-1]
             if victim.is_sibling(sequence):
-                self._preempt(victim)
+                self.preempt(victim)
             else:
                 self._preempt_group(victim)
             self._schedule_tokens(sequence, step)
@@ -227,8 +226,8 @@ class Scheduler:
             has_slot = bool(self._slots)
             if not self._shares.may_admit(step, has_slot=has_slot):
                 break
-            if sequence.in_flight:
-                continue  # preempted; its last token is not read back yet
+            if sequence.in_flight or sequence.mask_pending:
+                continue  # preempted; its last token is not read back yet, or its mask not ready
             match = self._matcher.match(sequence)
             if match is None:
                 continue
@@ -427,7 +426,7 @@ class Scheduler:
                 return fresh[0]
             victim = self.running[-1]
             if victim.is_sibling(sequence):
-                self._preempt(victim)  # a request larger than the pool runs in part
+                self.preempt(victim)  # a request larger than the pool runs in part
             else:
                 self._preempt_group(victim)
             if victim is sequence:
@@ -442,17 +441,18 @@ class Scheduler:
         group = [s for s in reversed(victim.siblings) if s.status is _RUNNING] or [victim]
         before = self.blocks.num_available
         for sequence in group:
-            self._preempt(sequence)
+            self.preempt(sequence)
         if len(group) > 1:
             for sequence in group:
                 sequence.group_pages = self.blocks.num_available - before
 
-    def _preempt(self, victim: Sequence) -> None:
+    def preempt(self, victim: Sequence) -> None:
+        """Put a running sequence back into a queue and free its pages."""
         status = SequenceStatus.SWAPPED if self._swapper.swap_out(victim) else _WAITING
         self._registrar.partial_page(victim, victim.num_known)
         self._leave(victim)
-        victim.num_computed = victim.num_stored = victim.num_registered = 0
-        victim.num_borrowed = victim.capacity = 0
+        victim.num_computed = victim.num_stored = 0
+        victim.num_registered = victim.num_borrowed = victim.capacity = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self._queue(victim, status)

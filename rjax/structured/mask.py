@@ -23,6 +23,8 @@ class GrammarMask:
         budget: of the request.
     """
 
+    may_be_slow = True  # see `TokenMask`
+
     def __init__(self, grammar: CompiledGrammar, vocab_size: int, budget: MaskBudget) -> None:
         self._grammar = grammar
         self._matcher, self._bitmask = grammar.start()
