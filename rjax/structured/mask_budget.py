@@ -1,4 +1,4 @@
-"""Budgets of the time that masks take: they delay the steps of all requests."""
+"""Budgets of the processor time that masks take, which all requests share."""
 
 import threading
 import time

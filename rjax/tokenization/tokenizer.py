@@ -301,8 +301,9 @@ class Tokenizer:
     def _texts(self) -> SentencePieceTexts | None:
         """Texts of all tokens; None if the decoder is not one of sentencepiece's."""
         backend = self._backend
-        decoder = None if backend is None else SentencePieceDecoder.read(backend.decoder)
-        return None if decoder is None else SentencePieceTexts(decoder, backend.id_to_token)
+        if backend is None or (decoder := SentencePieceDecoder.read(backend.decoder)) is None:
+            return None
+        return SentencePieceTexts(decoder, backend.id_to_token)
 
     @functools.cached_property
     def _visible_texts(self) -> SentencePieceTexts | None:
