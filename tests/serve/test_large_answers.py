@@ -1,6 +1,7 @@
 """Answers of tens of megabytes are made a piece at a time: the event loop never stops for 0.2 s."""
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -80,10 +81,11 @@ async def events(server: LiveServer, samples: int) -> list[str]:
     body = CompletionRequest(prompt="b", prompt_logprobs=20, stream=True)
     encoder = CompletionEncoder(body, server.service, SamplingParams(n=samples))
     found = output(samples)
-    assert encoder.is_large(0, found)
-    events = await server.service.response_threads.run(encoder.encode, 0, found)
-    assert not encoder.is_large(0, found)
-    return [*events, encoder.end()]
+    assert encoder.is_large(0, found, last=True)
+    encode = functools.partial(encoder.encode, 0, found, last=True)
+    events = await server.service.response_threads.run(encode)
+    assert not encoder.is_large(0, found, last=True)
+    return events
 
 
 @pytest.mark.parametrize("form", [whole, events])
