@@ -10,6 +10,7 @@ from rjax.batch.sequence import Sequence
 from rjax.batch.token_mask import TokenMask
 
 _MOST_THREADS = 4
+_IDLE_SECONDS = 10.0
 _QUICK_SECONDS = 0.005  # of a mask that hardly delays a step
 
 
@@ -21,8 +22,8 @@ class MaskThreads:
     waits for its mask, while the others go on. Afterwards it is not scheduled before its mask is
     ready (`Sequence.waits_for_mask`), until several masks in a row were quick.
 
-    All methods are for the engine's thread. The threads start with the first mask, and end with the
-    process or with `close`.
+    All methods are for the engine's thread. The threads start with a mask and end when they have
+    been idle for a while.
     """
 
     def __init__(self) -> None:
@@ -47,8 +48,10 @@ class MaskThreads:
             self._jobs.extend(jobs)
             self._num_pending += len(jobs)
             self._posted.notify(len(jobs))
-        while self._num_threads < min(_MOST_THREADS, os.cpu_count() or 1, self._num_pending):
-            self._num_threads += 1
+            most = min(_MOST_THREADS, os.cpu_count() or 1, self._num_pending)
+            missing = max(0, most - self._num_threads)
+            self._num_threads += missing
+        for _ in range(missing):
             threading.Thread(target=self._run, name="rjax-masks", daemon=True).start()
 
     def wait(self, sequences: Iterable[Sequence], seconds: float) -> None:
@@ -80,8 +83,9 @@ class MaskThreads:
     def _run(self) -> None:
         while True:
             with self._posted:
-                self._posted.wait_for(lambda: self._jobs or self._closed)
-                if self._closed:
+                self._posted.wait_for(lambda: self._jobs or self._closed, _IDLE_SECONDS)
+                if self._closed or not self._jobs:
+                    self._num_threads -= 1
                     return
             self._advance_next()
 

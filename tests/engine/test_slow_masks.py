@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rjax.engine import request_masks
+from rjax.engine import mask_threads, request_masks
 from rjax.sampling import SamplingParams
 
 from .test_token_mask import Script
@@ -134,6 +134,20 @@ def test_a_failing_mask_ends_its_sample_alone(engine, late):
     ends = [(o.finish_reason, len(o.token_ids)) for o in found]
     assert ends == [("length", 8), ("error", 4), ("length", 8)]
     assert found[1].stop_reason == "this mask cannot go on"
+
+
+def test_threads_end_when_they_are_idle(engine, monkeypatch):
+    def threads() -> int:
+        return sum(thread.name == "rjax-masks" for thread in threading.enumerate())
+
+    monkeypatch.setattr(mask_threads, "_IDLE_SECONDS", 0.05)
+    for number in range(2):  # and others start again
+        engine.add_request(f"slow {number}", PROMPT, GREEDY, masks=[SlowScript(list(range(12)))])
+        steps_until(engine, ended(f"slow {number}"))
+        end = time.monotonic() + 30
+        while threads():
+            assert time.monotonic() < end
+            time.sleep(0.02)
 
 
 @settings(max_examples=12, deadline=None)
