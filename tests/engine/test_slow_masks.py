@@ -75,7 +75,9 @@ def test_others_go_on_while_a_mask_is_late(engine, number):
     gate, tokens = Gate(number), list(range(30, 42))
     engine.add_request("slow", PROMPT, GREEDY, masks=[SlowScript(tokens, gate)])
     engine.add_request("free", PROMPT, GREEDY)
+    before = engine.stats().preemptions
     outputs = steps_until(engine, ended("free"))
+    assert engine.stats().preemptions > before
     assert last(outputs, "free")[0].token_ids == alone
     assert gate.reached.is_set() and not ended("slow")(outputs)
     engine.add_request("later", PROMPT, GREEDY)  # also one that comes meanwhile
@@ -181,13 +183,7 @@ def test_tokens_do_not_depend_on_when_masks_are_ready(engine, monkeypatch_module
             for name, output in done.items()
         }
 
-    before = engine.stats().preemptions
-    late = answers(slow=True)
-    if patience < 0.02:
-        assert engine.stats().preemptions > before or not any(
-            any(delays[: params.max_tokens - 1]) for _, _, params, delays in requests[1:]
-        )
-    assert answers(slow=False) == late
+    assert answers(slow=True) == answers(slow=False)
 
 
 class Half:
