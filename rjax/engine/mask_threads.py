@@ -10,7 +10,7 @@ from rjax.batch.sequence import Sequence
 from rjax.batch.token_mask import TokenMask
 
 _MOST_THREADS = 4
-_IDLE_SECONDS = 10.0
+_IDLE_SECONDS = 10.0  # after which a thread ends
 _QUICK_SECONDS = 0.005  # of a mask that hardly delays a step
 
 

@@ -229,7 +229,7 @@ def test_added_tokens_are_spelled_as_by_the_library() -> None:
 
 
 class Written:
-    """A decoder written in Python, whose steps nobody can read."""
+    """A decoder written in Python, which has no state to read its steps from."""
 
     def decode_chain(self, tokens: list[str]) -> list[str]:
         return tokens

@@ -122,5 +122,5 @@ class ResponseStream:
 
     @property
     def kinds(self) -> list[str]:
-        """Of its events."""
+        """The kind of each event, without the prefix that all of them have."""
         return [event["type"].removeprefix("response.") for event in self.events]

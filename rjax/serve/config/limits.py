@@ -76,8 +76,8 @@ class ServeLimits:
     queued_tokens: int = _limit(4_194_304, "prompt tokens of unfinished requests; more is a 503")
     key_share: float = _limit(
         0.5,
-        "fraction, of the queue that other API keys leave, that one of several keys may fill; more "
-        "is a 503; 1 keeps no room for another key",
+        "fraction of the queue left by other API keys that one key may fill; more is a 503; 1 "
+        "keeps no room for another key",
         most=1,
     )
     retry_after: int = _limit(2, "Retry-After of a 503 in seconds")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from rjax.serve.http.event_stream import EventStream
 
-_EVENTS_A_TURN = 128  # that one reader may write; then other callbacks of the event loop run
+_EVENTS_A_TURN = 128  # most events that a reader writes in one turn of the event loop
 
 
 class EventLog:

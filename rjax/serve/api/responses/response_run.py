@@ -92,7 +92,7 @@ class ResponseRun:
         return answer
 
     def _builder(self) -> ResponseBuilder:
-        """Of a response that does not stream."""
+        """The builder of a response that does not stream."""
         return ResponseBuilder(ResponseWriter(self.response), self.run.parts, self.record)
 
     def _encoder(self) -> ResponseEncoder:
