@@ -17,7 +17,7 @@ from bench.step_roofline import DecodeCase
 from rjax.pallas_kernels.attention.planner import plan_attention
 from rjax.worker.programs import step_key
 from rjax.worker.step_input import StepInput
-from rjax.worker.step_shape import StepFeatures, StepShape
+from rjax.worker.step_shape import StepShape
 from rjax.worker.worker import Worker
 
 _SECONDS = 0.7  # seconds of the shorter of two runs on a GPU; both, three times: 8.4 s
@@ -47,7 +47,7 @@ def time_bare_step(llm: Any, case: DecodeCase) -> BareStep | None:
     shape = worker.shapes.choose(rows=case.batch, seqs=case.batch)
     if shape.groups is not None:
         return None
-    step = worker._runner.programs.get(step_key(shape, StepFeatures("greedy", 0, False)))
+    step = worker._runner.programs.get(step_key(shape))
     packed = worker._runner.layouts[shape].pack(_input(case, shape, worker))
 
     def run() -> jax.Array:
@@ -98,7 +98,6 @@ def _input(case: DecodeCase, shape: StepShape, worker: Worker) -> StepInput:
         token_slot=rows(every),
         positions=rows(np.full(B, last, np.int32)),
         kv_slots=rows(table[:, last // S] * S + last % S),
-        targets=np.zeros(shape.rows, np.int32),
         page_table=np.pad(table, ((0, shape.seqs - B), (0, 0))),
         sample_row=sequences(every),
         slots=sequences(every),

@@ -174,10 +174,10 @@ class Bench:
             relay=self.relay,
             max_model_len=self.max_model_len,
         )
-        features = StepFeatures(self.mode, 0, False)
+        features = StepFeatures(self.mode)
         several, model = self.num_decode_steps > 1, (self.graph, self.treedef)
         programs = StepPrograms(*model, self.backend, self.mesh, PackedLayouts())
-        key = (multi_step_key if several else step_key)(shape, features)
+        key = multi_step_key(shape, features) if several else step_key(shape)
         batch = self._input(case, shape)
         state = self._state(case.batch, int(batch.page_table.max()) + 1)
         packed = programs.layouts[shape].pack(batch)
@@ -213,7 +213,6 @@ class Bench:
             token_slot=np.pad(every, padding, constant_values=-1),
             positions=np.pad(last, padding, constant_values=-1),
             kv_slots=np.pad(table[every, last // S] * S + last % S, padding, constant_values=-1),
-            targets=np.zeros(shape.rows, np.int32),
             page_table=table,
             sample_row=every,
             slots=every,

@@ -93,7 +93,7 @@ def lowered_step(
     shape = step_shape(case, backend, page_size=_PAGE, relay="auto")
     graph, weights = nnx.split(nnx.eval_shape(lambda: init_model(config, dtype=dtype)))
     leaves, tree = jax.tree.flatten(weights)
-    layout, features = PackedLayout(shape), StepFeatures("greedy", 0, False)
+    layout, features = PackedLayout(shape), StepFeatures("greedy")
     step: Any = compile_step(graph, tree, layout, features, backend, single_device_mesh())
     pages = case.shared // _PAGE + case.batch * shape.table_pages
     pool = jax.ShapeDtypeStruct((pages, config.num_kv_heads, _PAGE, config.head_dim), dtype)

@@ -128,7 +128,6 @@ def _step_input(
         token_slot=jnp.full(B * Q, -1, jnp.int32),
         positions=jnp.where(live, position, -1).ravel(),
         kv_slots=jnp.where(live, page * S + position % S, -1).ravel(),
-        targets=jnp.zeros(B * Q, jnp.int32),
         page_table=jnp.maximum(table, 0),
         sample_row=nothing,
         slots=nothing,

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NoReturn
 
 import jax
@@ -78,7 +78,7 @@ class BackgroundCompiler:
         self._tasks: dict[Hashable, CompileTask] = {}  # of programs that are not compiled yet
         self._compiled: set[Hashable] = set()
         self._failed: dict[Hashable, Exception] = {}
-        self._urgent: Hashable = None
+        self._urgent: Sequence[Hashable] = ()
         self._threads = self._lanes = self._waiting = self._waiting_for_all = self._borrowed = 0
         self._left = 0.0  # when a program was last left to the processes
         self._closed = False
@@ -99,29 +99,33 @@ class BackgroundCompiler:
         """Whether the program is there."""
         return key in self._compiled  # a set's lookup is atomic
 
-    def first_compiled(self, keys: Sequence[Hashable]) -> int:
-        """The index of the first key whose program is compiled; the best program comes first.
+    def first_compiled(self, sets: Sequence[Sequence[Hashable]]) -> int:
+        """The index of the first set whose programs are all compiled; the best set comes first.
 
-        If that is not the best one, the best is compiled next. If none is compiled, waits for one.
-        Keys that were never added are not waited for.
+        If that is not the best one, what the best one lacks is compiled next. If none is compiled,
+        waits for one; the set that lacks the fewest programs is compiled next. Sets with keys that
+        were never added are not waited for.
 
         Raises:
-            Exception: no program can be compiled; the error of the first.
+            Exception: no set can be compiled; the error of the first.
         """
-        if keys[0] in self._compiled:
+        if self._compiled.issuperset(sets[0]):
             return 0
-        start = time.perf_counter()
         with self._bar("Compiling, once for this model") as bar, self._changed:
-            self._put_first(keys[0])
             while True:
-                for index, key in enumerate(keys):
-                    if key in self._compiled:
-                        self._waited += time.perf_counter() - start
+                for index, keys in enumerate(sets):
+                    if self._compiled.issuperset(keys):
+                        self._put_first(sets[0])
                         return index
-                if self._closed or not any(map(self._is_pending, keys)):
-                    raise self._failed.get(keys[0]) or RuntimeError("the compiler is closed")
+                pending = [keys for keys in sets if self._is_pending(keys)]
+                if self._closed or not pending:
+                    failed = [self._failed[key] for key in sets[0] if key in self._failed]
+                    raise failed[0] if failed else RuntimeError("the compiler is closed")
+                self._put_first(min(pending, key=self._num_missing))
                 bar.update(len(self._compiled) - bar.n)
+                start = time.perf_counter()
                 self._wait()
+                self._waited += time.perf_counter() - start
 
     def wait(self, *, title: str, progress: bool) -> None:
         """Wait until everything is compiled. An interrupt meanwhile closes the compiler.
@@ -144,7 +148,7 @@ class BackgroundCompiler:
         ):
             try:
                 self._waiting_for_all += 1
-                while not self._closed and any(map(self._is_pending, self._tasks)):
+                while not self._closed and len(self._tasks) > len(self._failed):
                     self._wait()
                     bar.update(len(self._compiled) - bar.n)
             except BaseException:  # Ctrl-C: begin no further program
@@ -171,8 +175,15 @@ class BackgroundCompiler:
             self._beside.clear()
             self._changed.notify_all()
 
-    def _is_pending(self, key: Hashable) -> bool:
-        return key in self._tasks and key not in self._failed
+    def _is_pending(self, keys: Iterable[Hashable]) -> bool:
+        """Whether programs are all compiled or will be."""
+        return all(
+            key in self._compiled or (key in self._tasks and key not in self._failed)
+            for key in keys
+        )
+
+    def _num_missing(self, keys: Iterable[Hashable]) -> int:
+        return sum(key not in self._compiled for key in keys)
 
     def _bar(self, title: str) -> "tqdm[NoReturn]":
         total = len(self._compiled) + len(self._tasks)
@@ -208,14 +219,15 @@ class BackgroundCompiler:
         """How many programs that were left to the processes a thread may compile."""
         if self._waiting_for_all:
             return max(0, min(len(self._beside), _LENT_THREADS - self._borrowed))
-        return int(bool(self._waiting and self._beside and self._beside[0] == self._urgent))
+        return int(bool(self._waiting and self._beside and self._beside[0] in self._urgent))
 
-    def _put_first(self, key: Hashable) -> None:
-        self._urgent = key
+    def _put_first(self, keys: Sequence[Hashable]) -> None:
+        self._urgent = keys
         for queue in (self._queue, self._beside):
-            if key in queue:
-                queue.remove(key)
-                queue.appendleft(key)
+            for key in reversed(keys):
+                if key in queue:
+                    queue.remove(key)
+                    queue.appendleft(key)
 
     def _run(self) -> None:
         while True:
@@ -286,7 +298,7 @@ class BackgroundCompiler:
             if not self._lanes:
                 return False
             self._left = time.monotonic()
-            if key == self._urgent:
+            if key in self._urgent:
                 self._beside.appendleft(key)
             else:
                 self._beside.append(key)

@@ -8,7 +8,7 @@ from rjax.sampling import Admission
 from rjax.worker.background_compiler import BackgroundCompiler, CompileTask
 from rjax.worker.compile_process import CompileLane
 from rjax.worker.compiled_programs import CompiledPrograms
-from rjax.worker.programs import ProgramKey, sampling_key, step_key
+from rjax.worker.programs import ProgramKey, keys_of_step
 from rjax.worker.step_shape import StepFeatures, StepShape
 
 
@@ -50,21 +50,25 @@ class BackgroundWarmup:
             self._compiler.add(name, copy)
 
     def choose(self, fitting: list[StepShape], features: StepFeatures) -> StepShape:
-        """The first shape whose step is compiled, its sampling too.
+        """The first shape whose programs are compiled.
 
         Args:
-            fitting: shapes that hold the batch, the best one first. While it is compiled, another
-                one serves, within ``max_padding``; if none is compiled, this waits.
+            fitting: shapes that hold the batch, the best one first. While its programs are
+                compiled, another one serves, within ``max_padding``; if none is compiled, this
+                waits.
             features: of the step.
         """
+        missing = [
+            key for key in keys_of_step(fitting[0], features) if not self._compiler.is_compiled(key)
+        ]
+        if not missing:
+            return fitting[0]
+        for key in missing:  # not all prompt logprobs are planned
+            self._add(key)
         most = self._max_padding * fitting[0].rows
         fitting = [shape for shape in fitting if shape.rows <= most]
-        keys = [step_key(shape, features) for shape in fitting]
-        shape = fitting[self._first_compiled(keys)]
-        sampling = sampling_key(shape.seqs, features)
-        if sampling is not None:
-            self._first_compiled([sampling])
-        return shape
+        sets = [keys_of_step(shape, features) for shape in fitting]
+        return fitting[self._compiler.first_compiled(sets)]
 
     def compile(self, key: ProgramKey) -> None:
         """Compile a program that is not planned, after all others."""
@@ -85,11 +89,6 @@ class BackgroundWarmup:
     def close(self) -> None:
         """Compile nothing more."""
         self._compiler.close()
-
-    def _first_compiled(self, keys: list[ProgramKey]) -> int:
-        if not self._compiler.is_compiled(keys[0]):
-            self._add(keys[0])  # steps with prompt logprobs are not planned
-        return self._compiler.first_compiled(keys)
 
     def _add(self, key: ProgramKey) -> None:
         programs = self._programs

@@ -30,6 +30,8 @@ class ProgramArguments:
         state: of the StepState, likewise.
         mesh: devices of the steps.
         vocab_size: width of the logits, V.
+        hidden_size: width of the hidden states, D.
+        dtype: of the hidden states.
         num_decode_steps: steps of a multi-step program.
     """
 
@@ -37,6 +39,8 @@ class ProgramArguments:
     state: StepState
     mesh: Mesh
     vocab_size: int
+    hidden_size: int
+    dtype: np.dtype
     num_decode_steps: int
 
 
@@ -58,14 +62,20 @@ class ProgramLowering:
         """Lower a program of steps."""
         program, given = self._programs.get(key), self._arguments
         state, vocab_size = given.state, given.vocab_size
+        replicated = NamedSharding(given.mesh, PartitionSpec())
         if key.shape is None:
             shape, words = (key.seqs, vocab_size), -(-vocab_size // 32)
             struct = jax.ShapeDtypeStruct
             logits = struct(shape, jnp.float32, sharding=logits_sharding(shape, given.mesh))
-            replicated = NamedSharding(given.mesh, PartitionSpec())
             bitmask = struct((key.seqs, words), jnp.uint32, sharding=replicated)
             rows = np.zeros((2, key.seqs), np.int32)
             return program.lower(state.sampling, state.last_tokens, rows, logits, bitmask)
+        if key.kind == "prompt_logprobs":
+            rows = key.shape.rows
+            hidden = jax.ShapeDtypeStruct(
+                (rows, given.hidden_size), given.dtype, sharding=replicated
+            )
+            return program.lower(given.leaves, hidden, np.zeros(rows, np.int32))
         size = self._programs.layouts[key.shape].size
         packed = np.zeros(size if key.kind == "step" else (given.num_decode_steps, size), np.int32)
         return program.lower(given.leaves, state, packed)

@@ -65,7 +65,8 @@ class MultiStepQueue:
 
     def takes(self, features: StepFeatures) -> bool:
         """Whether decode steps with these features can be queued."""
-        return self.num_steps > 1 and not features.num_logprobs and features.sampling != "full"
+        logprobs = features.num_logprobs or features.num_prompt_logprobs
+        return self.num_steps > 1 and not logprobs and features.sampling != "full"
 
     def add(
         self, shape: StepShape, features: StepFeatures, packed: Int[np.ndarray, " Z"]

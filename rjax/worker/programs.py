@@ -8,11 +8,11 @@ from jax.sharding import Mesh
 
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.uses import KernelLog
-from rjax.worker.step import compile_sampling, compile_step
+from rjax.worker.step import compile_prompt_logprobs, compile_sampling, compile_step
 from rjax.worker.step_input import PackedLayouts
 from rjax.worker.step_shape import StepFeatures, StepShape
 
-_GREEDY = StepFeatures("greedy", 0, False)
+_GREEDY = StepFeatures("greedy")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,24 +21,22 @@ class ProgramKey:
 
     Attributes:
         kind: "step" computes logits and greedy tokens; "sampling" replaces the tokens of a step;
-            "multi_step" runs several steps, sampling included.
+            "prompt_logprobs" follows a step too; "multi_step" runs several steps, sampling
+            included.
         shape: of the step; None for "sampling".
         seqs: sequences in the batch, B.
         features: what it computes.
     """
 
-    kind: Literal["step", "sampling", "multi_step"]
+    kind: Literal["step", "sampling", "prompt_logprobs", "multi_step"]
     shape: StepShape | None
     seqs: int
     features: StepFeatures
 
 
-def step_key(shape: StepShape, features: StepFeatures) -> ProgramKey:
-    """The step program of a shape: one for all ways to sample."""
-    forward = _GREEDY
-    if features.prompt_logprobs:
-        forward = dataclasses.replace(features, sampling="greedy")
-    return ProgramKey("step", shape, shape.seqs, forward)
+def step_key(shape: StepShape) -> ProgramKey:
+    """The step program of a shape: one for all features."""
+    return ProgramKey("step", shape, shape.seqs, _GREEDY)
 
 
 def sampling_key(seqs: int, features: StepFeatures) -> ProgramKey | None:
@@ -46,15 +44,28 @@ def sampling_key(seqs: int, features: StepFeatures) -> ProgramKey | None:
 
     Of steps with logprobs, the mode "random" serves greedy sequences too.
     """
-    if features.prompt_logprobs and features.sampling == "greedy":
-        return None  # the step has the logprobs
     if features.num_logprobs:
         if features.sampling == "greedy":
             features = dataclasses.replace(features, sampling="random")
     elif features.sampling == "greedy":
         return None
-    features = dataclasses.replace(features, prompt_logprobs=False)
+    features = dataclasses.replace(features, num_prompt_logprobs=0)
     return ProgramKey("sampling", None, seqs, features)
+
+
+def prompt_logprobs_key(shape: StepShape, features: StepFeatures) -> ProgramKey | None:
+    """The program of a step's prompt logprobs; None without."""
+    if not features.num_prompt_logprobs:
+        return None
+    features = StepFeatures("greedy", num_prompt_logprobs=features.num_prompt_logprobs)
+    return ProgramKey("prompt_logprobs", shape, shape.seqs, features)
+
+
+def keys_of_step(shape: StepShape, features: StepFeatures) -> tuple[ProgramKey, ...]:
+    """All programs that a step runs."""
+    sampling = sampling_key(shape.seqs, features)
+    found = (step_key(shape), sampling, prompt_logprobs_key(shape, features))
+    return tuple(key for key in found if key is not None)
 
 
 def multi_step_key(shape: StepShape, features: StepFeatures) -> ProgramKey:
@@ -67,7 +78,7 @@ class StepPrograms:
 
     Every step shape has one program of the model, which also takes the greedy tokens. Steps that
     sample in another way run a sampling program after it, which is small, and the same for every
-    step shape with as many sequences.
+    step shape with as many sequences. So do steps with prompt logprobs.
 
     Args:
         graph: of the model.
@@ -93,7 +104,7 @@ class StepPrograms:
         return len(self._made)
 
     def get(self, key: ProgramKey) -> Any:
-        """The jitted function; see `compile_step` and `compile_sampling`.
+        """The jitted function; see `compile_step`, `compile_sampling`, `compile_prompt_logprobs`.
 
         The arguments of a multi-step program are those of a step, with an axis of steps before the
         axis of ``packed``. It returns the state after the last step and the tokens of all steps,
@@ -106,6 +117,8 @@ class StepPrograms:
     def _make(self, key: ProgramKey) -> Any:
         if key.shape is None:
             return compile_sampling(key.features)
+        if key.kind == "prompt_logprobs":
+            return compile_prompt_logprobs(*self._model, key.features.num_prompt_logprobs)
         layout = self.layouts[key.shape]
         step = compile_step(*self._model, layout, key.features, *self._target, self._kernel_log)
         if key.kind == "step":

@@ -1,13 +1,14 @@
 """The one function that runs on the device: tokens in, tokens out, KV written in place."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Float32, Int, UInt32
 
 from rjax.models.sharding import partition_spec
@@ -57,19 +58,21 @@ class StepState:
 class StepResult:
     """The result of a step; parts that no request asked for are None.
 
-    The host reads all but the logits, one step late.
+    The host reads all but the logits and hidden states, one step late.
 
     Attributes:
         tokens: sampled token of each sequence of the batch; -1 where none was.
         sampled: their logprobs.
         prompt: logprobs of the tokens that follow each of the T rows.
         logits: of each sequence of the batch, for a sampling program.
+        hidden: final-normed hidden states of the T rows, for the prompt logprobs.
     """
 
     tokens: Int[Array, " B"]
     sampled: TokenLogprobs | None = None
     prompt: TokenLogprobs | None = None
     logits: Float32[Array, "B V"] | None = None
+    hidden: Float[Array, "T D"] | None = None
 
 
 def logits_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
@@ -89,8 +92,8 @@ def compile_step(
     """Make the jitted step for one shape and set of features.
 
     Its arguments are (leaves, state, packed): the model's flat parameter leaves, the StepState,
-    which is donated, and the packed StepInput. Its result has logits. ``traced`` is called with the
-    choices of kernels when the step is traced.
+    which is donated, and the packed StepInput. Its result has logits and hidden states. ``traced``
+    is called with the choices of kernels when the step is traced.
     """
 
     def step(
@@ -109,6 +112,7 @@ def compile_step(
         logits = model.logits(hidden[batch.sample_row])
         if mesh.size > 1:
             logits = jax.lax.with_sharding_constraint(logits, logits_sharding(logits.shape, mesh))
+            hidden = jax.lax.with_sharding_constraint(hidden, NamedSharding(mesh, PartitionSpec()))
         sampling, last_tokens, result = _sampled(
             state.sampling,
             state.last_tokens,
@@ -118,14 +122,46 @@ def compile_step(
             features,
             operations.argmax,
         )
-        prompt = _prompt_logprobs(model, hidden, jnp.asarray(batch.targets), features)
         if traced is not None:
             traced(choices)
         pools = operations.k_pages, operations.v_pages
         written = StepState(*pools, sampling, last_tokens, operations.peers)
-        return written, dataclasses.replace(result, prompt=prompt, logits=logits)
+        return written, dataclasses.replace(result, logits=logits, hidden=hidden)
 
     return jax.jit(step, donate_argnums=1)
+
+
+def compile_prompt_logprobs(
+    graph: Any, treedef: Any, num_logprobs: int
+) -> Callable[..., TokenLogprobs]:
+    """Make the jitted log-probabilities of the prompt tokens of a step.
+
+    Its arguments are (leaves, hidden, targets): the model's flat parameter leaves, the hidden
+    states of a step, and the token that follows each of its T rows. It computes the logits of 64
+    rows at a time: those of all rows would take T x V.
+    """
+
+    def prompt_logprobs(
+        leaves: list[Array], hidden: Float[Array, "T D"], targets: Int[Array, " T"]
+    ) -> TokenLogprobs:
+        model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
+
+        def of_block(block: tuple[Float[Array, "X D"], Int[Array, " X"]]) -> list[Array]:
+            rows, following = block
+            return jax.tree.leaves(token_logprobs(model.logits(rows), following, num_logprobs))
+
+        T = targets.shape[0]
+        size = min(T, _PROMPT_BLOCK)
+        num_blocks = math.ceil(T / size)
+        padding = num_blocks * size - T
+        blocks = (
+            jnp.pad(hidden, ((0, padding), (0, 0))).reshape(num_blocks, size, -1),
+            jnp.pad(targets, (0, padding)).reshape(num_blocks, size),
+        )
+        found = jax.lax.map(of_block, blocks)
+        return TokenLogprobs(*[x.reshape(num_blocks * size, *x.shape[2:])[:T] for x in found])
+
+    return jax.jit(prompt_logprobs)
 
 
 def compile_sampling(
@@ -195,20 +231,3 @@ def _sampled_logprobs(drawn: SampleResult) -> TokenLogprobs:
         top_ids=drawn.top_ids,
         top_logprobs=drawn.top_logprobs,
     )
-
-
-def _prompt_logprobs(
-    model: Any, hidden: Float[Array, "T D"], targets: Int[Array, " T"], features: StepFeatures
-) -> TokenLogprobs | None:
-    if not features.prompt_logprobs:
-        return None
-    # Logits of a block of rows at a time: all rows' would be T x V.
-    blocks = [
-        token_logprobs(
-            model.logits(hidden[start : start + _PROMPT_BLOCK]),
-            targets[start : start + _PROMPT_BLOCK],
-            features.num_logprobs,
-        )
-        for start in range(0, hidden.shape[0], _PROMPT_BLOCK)
-    ]
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *blocks)

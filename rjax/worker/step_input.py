@@ -58,7 +58,6 @@ class StepInput:
         token_slot: sampler slot whose last token, still on the device, is this row's; -1 for none.
         positions: of each row in its sequence; -1 for padding.
         kv_slots: KV index of each row, page * S + offset; -1 for padding and for stored KV.
-        targets: the prompt token that follows each row if prompt logprobs are wanted; else 0.
         page_table: page ids of each sequence.
         sample_row: the row whose logits give each sequence's next token.
         slots: sampler slot of each sequence.
@@ -71,7 +70,6 @@ class StepInput:
     token_slot: Int[IntArray, " T"]
     positions: Int[IntArray, " T"]
     kv_slots: Int[IntArray, " T"]
-    targets: Int[IntArray, " T"]
     page_table: Int[IntArray, "B M"]
     sample_row: Int[IntArray, " B"]
     slots: Int[IntArray, " B"]
@@ -121,7 +119,7 @@ def build_step_input(
     unknown = stop > known  # the last token of a sequence may still be on the device
     token_slot = np.full(shape.rows, -1, np.int32)
     token_slot[query_start[1:][unknown] - 1] = slots[unknown]
-    tokens, targets = _tokens(batch, np.flatnonzero(start < known), query_start, shape.rows)
+    tokens = _tokens(batch, np.flatnonzero(start < known), query_start, shape.rows)
     repeat_first_pages(page_table[:A], start, shape)
     plan, main_stats = plan_attention(
         page_table[:A],
@@ -157,7 +155,6 @@ def build_step_input(
         token_slot=token_slot,
         positions=_padded(positions, shape.rows, -1),
         kv_slots=_padded(kv_slots, shape.rows, -1),
-        targets=targets,
         page_table=page_table,
         sample_row=_padded(query_start[1:] - 1, shape.seqs, 0),
         slots=_padded(slots, shape.seqs, 0),
@@ -268,18 +265,31 @@ def _tokens(
     members: Int[np.ndarray, " X"],
     query_start: Int[np.ndarray, " A1"],
     rows: int,
-) -> tuple[Int[np.ndarray, " T"], Int[np.ndarray, " T"]]:
-    """Tokens and targets of all rows; only ``members`` have tokens known to the host."""
-    tokens, targets = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+) -> Int[np.ndarray, " T"]:
+    """Tokens of all rows; only ``members`` have tokens known to the host."""
+    tokens = np.zeros(rows, np.int32)
     for b in members.tolist():
         sequence, start, stop, _, _ = batch[b]
         row = query_start[b]
         ids = sequence.token_array(start, min(stop, sequence.num_known))
         tokens[row : row + len(ids)] = ids
+    return tokens
+
+
+def prompt_targets(batch: list[ScheduledSequence], rows: int) -> Int[np.ndarray, " T"]:
+    """The prompt token that follows each row of a step, where prompt logprobs are wanted; else 0.
+
+    Args:
+        batch: in the order of the step.
+        rows: of the step, T.
+    """
+    targets, row = np.zeros(rows, np.int32), 0
+    for sequence, start, stop, _, _ in batch:
         if sequence.params.prompt_logprobs is not None:
             following = sequence.prompt_array[start + 1 : stop + 1]
             targets[row : row + len(following)] = following
-    return tokens, targets
+        row += stop - start
+    return targets
 
 
 def empty_tables(shape: StepShape) -> Int[np.ndarray, "groups 1 M"]:

@@ -11,7 +11,13 @@ from jaxtyping import Array, Int, UInt32
 
 from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.device_state import DeviceState
-from rjax.worker.programs import ProgramKey, multi_step_key, sampling_key, step_key
+from rjax.worker.programs import (
+    ProgramKey,
+    multi_step_key,
+    prompt_logprobs_key,
+    sampling_key,
+    step_key,
+)
 from rjax.worker.step import StepResult
 from rjax.worker.step_input import PackedLayouts
 from rjax.worker.step_shape import StepFeatures, StepShape
@@ -80,11 +86,20 @@ class StepRunner:
         shape: StepShape,
         features: StepFeatures,
         packed: Int[np.ndarray, " Z"],
+        targets: Int[np.ndarray, " T"] | None = None,
     ) -> StepResult:
-        """Dispatch a whole step, sampling included."""
+        """Dispatch a whole step, sampling included.
+
+        Args:
+            state: of the worker.
+            shape: of the step.
+            features: of the step.
+            packed: its input.
+            targets: the token that follows each row; of a step with prompt logprobs.
+        """
+        step = self.run_forward(state, shape, features, packed, targets)
         if sampling_key(shape.seqs, features) is None:
-            return dataclasses.replace(self._step(state, shape, features, packed), logits=None)
-        step = self.run_forward(state, shape, features, packed)
+            return dataclasses.replace(step.result, logits=None)
         if shape.seqs not in self._all_allowed:
             mask = jax.device_put(self.bitmask(shape.seqs), self._replicated)
             self._all_allowed[shape.seqs] = mask
@@ -108,9 +123,16 @@ class StepRunner:
         shape: StepShape,
         features: StepFeatures,
         packed: Int[np.ndarray, " Z"],
+        targets: Int[np.ndarray, " T"] | None = None,
     ) -> UnsampledStep:
-        """Dispatch a step whose tokens `sample` replaces."""
-        result = self._step(state, shape, features, packed)
+        """Dispatch a step whose tokens `sample` replaces, with its prompt logprobs. The arguments
+        are those of `run`."""
+        # The program copies its input to the device: a separate call costs more host time.
+        state.arrays, result = self._call(step_key(shape), self.leaves, state.arrays, packed)
+        hidden, result = result.hidden, dataclasses.replace(result, hidden=None)
+        if (key := prompt_logprobs_key(shape, features)) is not None:
+            prompt = self._call(key, self.leaves, hidden, targets)
+            result = dataclasses.replace(result, prompt=prompt)
         return UnsampledStep(features, self.layouts[shape].sampled_rows(packed), result)
 
     def sample(
@@ -125,23 +147,10 @@ class StepRunner:
         """
         return self._sample(state, step, jax.device_put(bitmask, self._replicated))
 
-    def _step(
-        self,
-        state: DeviceState,
-        shape: StepShape,
-        features: StepFeatures,
-        packed: Int[np.ndarray, " Z"],
-    ) -> StepResult:
-        # The program copies its input to the device: a separate call costs more host time.
-        key = step_key(shape, features)
-        state.arrays, result = self._call(key, self.leaves, state.arrays, packed)
-        return result
-
     def _sample(self, state: DeviceState, step: UnsampledStep, bitmask: Array) -> StepResult:
         rows, arrays = step.rows, state.arrays
         key = sampling_key(rows.shape[1], step.features)
-        if key is None:  # the greedy tokens of a step with prompt logprobs
-            return dataclasses.replace(step.result, logits=None)
+        assert key is not None
         sampling, last_tokens, result = self._call(
             key, arrays.sampling, arrays.last_tokens, rows, step.result.logits, bitmask
         )

@@ -59,13 +59,13 @@ class StepFeatures:
 
     Attributes:
         sampling: the cheapest sampler mode that serves every sequence of the step.
-        num_logprobs: alternatives returned for each sampled token; 0 returns no logprobs at all.
-        prompt_logprobs: return logprobs of the prompt tokens too.
+        num_logprobs: alternatives returned for each sampled token; 0 returns no logprobs of them.
+        num_prompt_logprobs: the same for the prompt's tokens.
     """
 
     sampling: SamplerMode
-    num_logprobs: int
-    prompt_logprobs: bool
+    num_logprobs: int = 0
+    num_prompt_logprobs: int = 0
 
 
 def step_features(batch: list[ScheduledSequence], num_logprobs: int) -> StepFeatures:
@@ -81,8 +81,8 @@ def step_features(batch: list[ScheduledSequence], num_logprobs: int) -> StepFeat
         )
     return StepFeatures(
         sampling=step_mode({s.sampler_mode for s in sequences}),
-        num_logprobs=num_logprobs if prompt or sampled else 0,
-        prompt_logprobs=prompt,
+        num_logprobs=num_logprobs if sampled else 0,
+        num_prompt_logprobs=num_logprobs if prompt else 0,
     )
 
 

@@ -9,11 +9,18 @@ from jaxtyping import Int
 
 from rjax.sampling import SamplerMode
 from rjax.worker.device_state import DeviceState
-from rjax.worker.programs import ProgramKey, multi_step_key, sampling_key, step_key
+from rjax.worker.programs import (
+    ProgramKey,
+    multi_step_key,
+    prompt_logprobs_key,
+    sampling_key,
+    step_key,
+)
 from rjax.worker.step_input import build_step_input, empty_tables
 from rjax.worker.step_runner import StepRunner
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
 
+_FIRST_SHAPES = 3  # that serve every batch well, where larger steps may serve
 _FIRST_RUNS = 2  # of a program: XLA makes its CUDA graph in the second
 _TIMED_RUNS = 4
 
@@ -31,7 +38,8 @@ def warmup_keys(
     Each step is followed by its sampling. Where a larger step may serve, the first three serve
     every batch well: the largest one prompts, the smallest one a single sequence, and that of
     ``spare_rows`` the sequences in between, which it costs little more than a step of their own
-    size. Steps with prompt logprobs are rare and are compiled at their first use.
+    size; the prompt logprobs of the largest one follow. Those of others are rare, and are compiled
+    at their first use.
 
     Args:
         shapes: of the steps.
@@ -41,13 +49,15 @@ def warmup_keys(
         spare_rows: rows up to which a step is bound by reading the weights; 0 if a step costs as
             much as its rows.
     """
-    features = [StepFeatures(mode, 0, False) for mode in modes]
-    greedy = StepFeatures("greedy", 0, False)
+    features = [StepFeatures(mode) for mode in modes]
     found: list[ProgramKey | None] = []
-    for shape in _by_urgency(shapes, spare_rows):
-        found += step_key(shape, greedy), *(sampling_key(shape.seqs, each) for each in features)
+    for number, shape in enumerate(_by_urgency(shapes, spare_rows)):
+        found += step_key(shape), *(sampling_key(shape.seqs, each) for each in features)
+        if number == min(_FIRST_SHAPES, len(shapes.all)) - 1 and num_logprobs:
+            with_prompt = StepFeatures("greedy", num_prompt_logprobs=num_logprobs)
+            found.append(prompt_logprobs_key(shapes.largest, with_prompt))
     if num_logprobs:
-        with_logprobs = [StepFeatures(mode, num_logprobs, False) for mode in modes]
+        with_logprobs = [StepFeatures(mode, num_logprobs) for mode in modes]
         found += [sampling_key(s.seqs, each) for each in with_logprobs for s in shapes.all]
     if num_decode_steps > 1:
         found += [key for shape in shapes.decode for key in _multi_step_keys(shape, modes)]
@@ -55,7 +65,7 @@ def warmup_keys(
 
 
 def _multi_step_keys(shape: StepShape, modes: Sequence[SamplerMode]) -> list[ProgramKey]:
-    features = [StepFeatures(mode, 0, False) for mode in modes if mode != "full"]
+    features = [StepFeatures(mode) for mode in modes if mode != "full"]
     return [multi_step_key(shape, each) for each in features]
 
 
@@ -84,7 +94,7 @@ def run_empty_steps(
         packed = _empty_input(runner, shape)
         for mode in modes:
             for _ in range(_FIRST_RUNS):
-                result = runner.run(state, shape, StepFeatures(mode, 0, False), packed)
+                result = runner.run(state, shape, StepFeatures(mode), packed)
                 jax.block_until_ready(result)
 
 
@@ -130,7 +140,7 @@ def multi_step_seconds(
 
 def _step_seconds(runner: StepRunner, state: DeviceState, shape: StepShape) -> float:
     """The time of a greedy step on an empty batch, without the host's work."""
-    packed, greedy = _empty_input(runner, shape), StepFeatures("greedy", 0, False)
+    packed, greedy = _empty_input(runner, shape), StepFeatures("greedy")
     start = time.perf_counter()
     results = [runner.run(state, shape, greedy, packed) for _ in range(_TIMED_RUNS)]
     jax.block_until_ready(results)

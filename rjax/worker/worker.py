@@ -47,7 +47,7 @@ from rjax.worker.program_source import KernelSource, ProgramSource
 from rjax.worker.program_store import open_store
 from rjax.worker.programs import StepPrograms, multi_step_key
 from rjax.worker.readout import read_result, start_copy
-from rjax.worker.step_input import PackedLayouts
+from rjax.worker.step_input import PackedLayouts, prompt_targets
 from rjax.worker.step_input_builder import StepInputBuilder
 from rjax.worker.step_runner import StepRunner, UnsampledStep
 from rjax.worker.step_shape import StepFeatures, StepShape, step_features
@@ -168,7 +168,9 @@ class Worker:
         pages = self.pool.num_pages if config.check_values else None
         self.input_builder = StepInputBuilder(layouts, sharing, pages)
         shapes = shapes_of(leaves), shapes_of(self._state.arrays)
-        arguments = ProgramArguments(*shapes, mesh, model.vocab_size, number)
+        arguments = ProgramArguments(
+            *shapes, mesh, model.vocab_size, model.hidden_size, self._dtype, number
+        )
         programs = StepPrograms(graph, treedef, backend, mesh, layouts)
         self._lowering = ProgramLowering(programs, arguments)
         parts = identity_parts(graph, backend, mesh, (*shapes, number))
@@ -259,8 +261,8 @@ class Worker:
         self, when: Warmup = "on", modes: Sequence[SamplerMode] = ("greedy", "random", "full")
     ) -> None:
         """Compile every step shape in these modes of the sampler, the sampling of logprobs, the
-        admission of a sequence, and the copies of pages. Steps with prompt logprobs are compiled at
-        their first use."""
+        admission of a sequence, the copies of pages, and the prompt logprobs of the largest step.
+        Those of others are compiled once they are asked for, while larger steps serve."""
         if when == "auto":
             when = "off" if self._mesh.devices.flat[0].platform == "cpu" else "background"
         match when:
@@ -328,12 +330,13 @@ class Worker:
             result = start(shape, features, packed)
             return DispatchedStep(batch, result, stats, rows, is_queued=result.result is None)
         self._queue.flush()
+        targets = prompt_targets(batch, shape.rows) if features.num_prompt_logprobs else None
         if features.sampling == "full" and any(
             item.samples and item.sequence.mask is not None for item in batch
         ):
-            unsampled = self._runner.run_forward(self._state, shape, features, packed)
+            unsampled = self._runner.run_forward(self._state, shape, features, packed, targets)
             return DispatchedStep(batch, unsampled, stats, rows, forward_only=True)
-        result = self._runner.run(self._state, shape, features, packed)
+        result = self._runner.run(self._state, shape, features, packed, targets)
         return DispatchedStep(batch, start_copy(result), stats, rows)
 
     def _compile(self, modes: Sequence[SamplerMode], *, several: bool) -> BackgroundWarmup:

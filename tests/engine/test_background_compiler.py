@@ -58,10 +58,34 @@ def test_what_is_waited_for_comes_first():
         compiler.add(key, CompileTask(lambda key=key: lower(key)))
     begun.wait()
     threading.Timer(0.2, gate.set).start()
-    assert compiler.first_compiled([3]) == 0
+    assert compiler.first_compiled([(3,)]) == 0
     while compiler.progress().compiled < 4:
         time.sleep(0.01)
     assert order == [0, 3, 1, 2]
+
+
+def test_of_several_sets_the_most_complete_one_comes_first():
+    compiler, order, gate = BackgroundCompiler(), [], threading.Event()
+    compiler._num_cpus = 1
+
+    def lower(key: str) -> jax.stages.Lowered:
+        gate.wait()
+        order.append(key)
+        return lowered(1)
+
+    for key in ("large", "extra", "small", "small extra", "large extra"):
+        compiler.add(key, CompileTask(lambda key=key: lower(key)))
+        if key == "large":
+            gate.set()
+            compiler.first_compiled([("large",)])
+            gate.clear()
+    threading.Timer(0.2, gate.set).start()
+    sets = [("small", "small extra"), ("large", "large extra")]
+    assert compiler.first_compiled(sets) == 1
+    assert order[:3] == ["large", "extra", "large extra"]
+    while compiler.first_compiled(sets) == 1:
+        time.sleep(0.01)
+    assert compiler.first_compiled(sets) == 0
 
 
 def test_a_waiting_engine_lends_its_core():
@@ -75,7 +99,7 @@ def test_a_waiting_engine_lends_its_core():
     for key in range(3):
         compiler.add(key, CompileTask(slow))
     assert len(compile_threads()) == 1
-    waiter = threading.Thread(target=compiler.first_compiled, args=([2],))
+    waiter = threading.Thread(target=compiler.first_compiled, args=([(2,)],))
     waiter.start()
     while len(compile_threads()) < 2:
         time.sleep(0.01)
@@ -128,10 +152,10 @@ def test_an_error_reaches_who_waits_and_nobody_else():
 
     compiler.add("broken", CompileTask(broken))
     compiler.add("fine", CompileTask(lambda: lowered(2)))
-    assert compiler.first_compiled(["broken", "fine"]) == 1
-    for keys in (["broken"], ["broken", "never added"]):
+    assert compiler.first_compiled([("broken",), ("fine",)]) == 1
+    for other in ("broken", "never added"):
         with pytest.raises(ValueError, match="no such kernel"):
-            compiler.first_compiled(keys)
+            compiler.first_compiled([("fine", "broken"), ("fine", other)])
     progress = compiler.progress()
     assert progress.compiled == progress.total == 1
     with pytest.raises(ValueError, match="no such kernel"):
@@ -169,7 +193,7 @@ def test_who_waits_in_a_terminal_sees_a_bar(capsys, monkeypatch):
         return lowered(2)
 
     compiler.add(1, CompileTask(slow))
-    assert compiler.first_compiled([1]) == 0
+    assert compiler.first_compiled([(1,)]) == 0
     assert "Compiling, once for this model:   0%" in capsys.readouterr().err
 
 
@@ -182,7 +206,7 @@ def test_close_ends_the_threads():
         assert not thread.is_alive()
     assert compiler.progress().compiled < 50
     with pytest.raises(RuntimeError, match="closed"):
-        compiler.first_compiled([49])
+        compiler.first_compiled([(49,)])
 
 
 def test_an_interrupt_waits_for_nobody():
@@ -310,7 +334,7 @@ def test_a_thread_compiles_what_is_waited_for_until_processes_are_ready():
     processes = Processes()
     processes.ready.clear()
     compiler = processes.compiler(*"abc")
-    assert compiler.first_compiled(["b", "c"]) == 0
+    assert compiler.first_compiled([("b",), ("c",)]) == 0
     assert processes.here == ["b"]
     processes.ready.set()
     finish(compiler)

@@ -1,6 +1,8 @@
 """Compiling in the background: requests are served meanwhile, and nothing is compiled after it."""
 
 import collections
+import dataclasses
+import math
 import threading
 import time
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 
 from rjax.batch.compile_progress import COMPILE_THREAD
 from rjax.sampling import SamplingParams
+from rjax.worker import worker as worker_module
+from rjax.worker.programs import step_key
 from rjax.worker.warmup import warmup_keys
 
 from .tiny import make_engine, run
@@ -27,8 +31,25 @@ REQUESTS = [
 ]
 
 
+PROMPT_REQUESTS = [
+    (f"{name} {length}", [4 + i for i in range(length)], dataclasses.replace(p, prompt_logprobs=1))
+    for name, p in PARAMS.items()
+    for length in (1, 3, 40)
+]
+
+
 def answers(outputs):
     return {key: output.outputs[0].token_ids for key, output in outputs.items()}
+
+
+def same_logprobs(found, expected) -> None:
+    """Up to the order of float32 sums, which differs between step sizes."""
+    assert len(found) == len(expected)
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert one.keys() == other.keys()
+        for token, logprob in one.items():
+            assert logprob.rank == other[token].rank
+            assert logprob.logprob == pytest.approx(other[token].logprob, abs=1e-4)
 
 
 def wait_until_compiled(engine) -> None:
@@ -110,14 +131,21 @@ def test_a_larger_size_says_the_same(tiny):
     assert engine.stats().steps > 0
 
 
-def test_prompt_logprobs_are_compiled_when_asked_for(tiny):
-    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1)
-    expected = run(make_engine(tiny), [("a", [4, 5, 6], params)])["a"]
-    engine = make_engine(tiny, warmup="background")
+def test_prompt_logprobs_wait_for_no_program(tiny, monkeypatch):
+    """Those of the largest step serve smaller ones, whose own are compiled meanwhile."""
+    monkeypatch.setattr(worker_module, "_CPU_PADDING", math.inf)
+    expected = run(make_engine(tiny), PROMPT_REQUESTS)
+    engine = make_engine(tiny, warmup="background", num_pages=28)
+    wait_until_compiled(engine)
     planned = engine.compile_progress().total
-    found = run(engine, [("a", [4, 5, 6], params)])["a"]
-    assert found.prompt_logprobs == expected.prompt_logprobs
-    assert engine.compile_progress().total == planned + 1
+    for _ in range(2):
+        for request in PROMPT_REQUESTS:
+            [(name, found)] = run(engine, [request]).items()
+            assert found.outputs[0].token_ids == expected[name].outputs[0].token_ids
+            same_logprobs(found.prompt_logprobs, expected[name].prompt_logprobs)
+        assert engine.compile_progress().total > planned
+        wait_until_compiled(engine)
+    assert engine.compile_progress().waited_seconds == 0
     engine.close()
 
 
@@ -133,6 +161,9 @@ def test_the_largest_step_comes_first_and_every_program_once(tiny):
     )
     steps = [key.shape for key in keys if key.kind == "step"]
     assert steps[:3] == [worker.shapes.largest, *decode[:2]]
+    [prompt] = [key for key in keys if key.kind == "prompt_logprobs"]
+    assert prompt.shape == worker.shapes.largest
+    assert keys.index(prompt) < keys.index(step_key(steps[3]))
     assert len(set(keys)) == len(keys)
     assert {key.shape for key in keys if key.kind == "step"} == set(worker.shapes.all)
 

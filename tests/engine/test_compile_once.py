@@ -73,9 +73,10 @@ def lowered(
     leaves, tree = jax.tree.flatten(weights)
     pools = [jnp.zeros((20, 2, 64, 64), kv_dtype)] * layers
     state = StepState(pools, pools, init_state(4, 61), jnp.zeros(4, jnp.int32))
-    features = StepFeatures(mode, 0, False)
+    features = StepFeatures(mode)
     programs = StepPrograms(graph, tree, backend, single_device_mesh(), layouts)
-    step: Any = programs.get((step_key if at_once == 1 else multi_step_key)(shape, features))
+    key = step_key(shape) if at_once == 1 else multi_step_key(shape, features)
+    step: Any = programs.get(key)
     shaped = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
     traced = step.trace(
         shaped, state, jnp.zeros(size if at_once == 1 else (at_once, size), jnp.int32)

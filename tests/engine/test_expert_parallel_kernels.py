@@ -38,7 +38,7 @@ for rows in (1, 8):
         graph, weights = nnx.split(Decoder(config, dtype))
         leaves, tree = jax.tree.flatten(weights)
         choices = []
-        features = StepFeatures("greedy", 0, False)
+        features = StepFeatures("greedy")
         step = compile_step(graph, tree, layout, features, backend, mesh, choices.extend)
         heads = config.num_kv_heads
         assert heads == max(4, devices)

@@ -40,7 +40,7 @@ for rows in (1, 8):
         graph, weights = nnx.split(Decoder(config, dtype))
         leaves, tree = jax.tree.flatten(weights)
         choices = []
-        features = StepFeatures("greedy", 0, False)
+        features = StepFeatures("greedy")
         step = compile_step(graph, tree, layout, features, backend, mesh, choices.extend)
         pools = [jax.ShapeDtypeStruct((20, 8, 64, 128), dtype)] * 2
         sampling = jax.eval_shape(lambda: init_state(8, config.vocab_size))

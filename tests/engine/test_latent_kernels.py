@@ -51,7 +51,7 @@ def test_every_operation_has_a_mosaic_kernel(shapes, rows, kv_dtype):
     layout = PackedLayout(shape)
     graph, weights = nnx.split(Decoder(config, dtype))
     leaves, tree = jax.tree.flatten(weights)
-    features, choices = StepFeatures("greedy", 0, False), []
+    features, choices = StepFeatures("greedy"), []
     step = compile_step(
         graph, tree, layout, features, backend, single_device_mesh(), choices.extend
     )

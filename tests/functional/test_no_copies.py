@@ -85,7 +85,7 @@ def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs):
     )
     plan = PlanShape(rows, seqs, 64, backend.tuning.tile_rows, 16)
     layout = PackedLayout(StepShape(rows, seqs, 8, 8, plan))
-    step = compile_step(graph, treedef, layout, StepFeatures("greedy", 0, False), backend, mesh)
+    step = compile_step(graph, treedef, layout, StepFeatures("greedy"), backend, mesh)
     pools = make_pools(CONFIG, PAGES, 8, jnp.dtype(jnp.float32), mesh)
     sampling = init_state(seqs, CONFIG.vocab_size)
     state = StepState(*pools, sampling, jnp.zeros(seqs, jnp.int32))
@@ -124,7 +124,7 @@ def test_several_steps_at_once_copy_no_pages(tmp_path):
     at_once = 3
     engine = make_engine(write_config(tmp_path / "model"), num_decode_steps=at_once)
     worker: Any = engine._worker
-    shape, features = worker.shapes.choose(rows=8, seqs=8), StepFeatures("greedy", 0, False)
+    shape, features = worker.shapes.choose(rows=8, seqs=8), StepFeatures("greedy")
     text = worker._runner.programs.get(multi_step_key(shape, features)).as_text()
     pool = "f32[" + ",".join(str(n) for n in worker._state.arrays.k_pages[0].shape) + "]"
     assert pool in text
