@@ -78,6 +78,11 @@ class HostOnlyWorker:
         )
         self._input_builder = StepInputBuilder(PackedLayouts(), cost)
 
+    def is_ready(self, sequence) -> bool:
+        """Yes: there are no programs."""
+        del sequence
+        return True
+
     def admit(self, rows) -> None:
         """Do nothing: there is no sampling state."""
 

@@ -13,6 +13,7 @@ from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.sequence import Sequence
 from rjax.batch.step_readout import StepReadout
 from rjax.sampling import SlotRow
 
@@ -91,6 +92,13 @@ class StepWorker(Protocol):
 
     def move(self, operations: list[PageOperation]) -> None:
         """Start these copies of pages, in their order, before the next step."""
+        ...
+
+    def is_ready(self, sequence: Sequence) -> bool:
+        """Whether a sequence makes no step wait for the compiler but for the step itself.
+
+        What is missing is compiled next. What cannot be compiled is not waited for.
+        """
         ...
 
     def dispatch(

@@ -18,6 +18,7 @@ from rjax.batch.token_mask import TokenMask
 from rjax.closing import Closable
 from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.deadlines import Deadlines
+from rjax.engine.held_requests import HeldRequests
 from rjax.engine.host_pool import HostPool
 from rjax.engine.kv_events.event_stream import KvEventStream
 from rjax.engine.live_requests import LiveRequests
@@ -72,6 +73,7 @@ class LLMEngine(Closable):
             cost=PreemptionCost(config.cache.preemption, self._worker.measure_page_seconds()),
             windows=pool.windows,
         )
+        self._held = HeldRequests(self._scheduler, self._worker.is_ready)
         self._root = parts.identity
         self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
         self._checks = RequestChecks(
@@ -209,8 +211,7 @@ class LLMEngine(Closable):
         if pending is not None:
             self._prefixes.pending.add(request_id, pending)
         self._deadlines.add(request)
-        for sequence in request.sequences:
-            self._scheduler.add(sequence, share)
+        self._held.add(request, share)
 
     def has_unfinished_requests(self) -> bool:
         """Whether ``step`` has anything left to compute or to return."""
@@ -227,6 +228,7 @@ class LLMEngine(Closable):
         for request_id in self._deadlines.late():
             self.abort_request(request_id)
         self._pending_outputs += self._live.fail_masks()
+        self._held.release_ready()
         dispatched = self._dispatch()
         outputs, self._pending_outputs = self._pending_outputs, []
         alone = len(self._in_flight) == dispatched + 1
@@ -290,6 +292,7 @@ class LLMEngine(Closable):
 
         Unknown ids are ignored, since a request may finish before its abort arrives.
         """
+        self._held.release(request_id)
         if (output := self._live.abort(request_id)) is not None:
             self._pending_outputs.append(output)
 
@@ -329,7 +332,11 @@ class LLMEngine(Closable):
         self._check_open()
         self._count_memory()
         return self._stats.now(
-            self._scheduler, self._blocks, self.pinned_pages(), self._worker.pool.num_pages
+            self._scheduler,
+            self._blocks,
+            self.pinned_pages(),
+            self._worker.pool.num_pages,
+            num_held=self._held.num_sequences,
         )
 
     def reset_stats(self) -> None:

@@ -150,7 +150,13 @@ class EngineStats:
         )
 
     def now(
-        self, scheduler: Scheduler, blocks: BlockManager, pinned: list[int], num_pages: int
+        self,
+        scheduler: Scheduler,
+        blocks: BlockManager,
+        pinned: list[int],
+        num_pages: int,
+        *,
+        num_held: int,
     ) -> "EngineStats":
         """A copy with the current figures of scheduler and pool.
 
@@ -159,6 +165,7 @@ class EngineStats:
             blocks: its pool.
             pinned: pages of shared prefixes, once for each that holds them.
             num_pages: of the pool.
+            num_held: sequences that the scheduler does not have yet.
         """
         return dataclasses.replace(
             self,
@@ -171,6 +178,6 @@ class EngineStats:
             kv_bytes_cached=blocks.counts().cached * self.page_bytes,
             kv_bytes_pinned=len(set(pinned)) * self.page_bytes,
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.waiting) + num_held,
             kv_bytes_total=num_pages * self.page_bytes,
         )

@@ -127,6 +127,12 @@ class BackgroundCompiler:
                 self._wait()
                 self._waited += time.perf_counter() - start
 
+    def hurry(self, keys: Sequence[Hashable]) -> bool:
+        """Compile these programs next; whether nothing is left to be done for them."""
+        with self._changed:
+            self._put_first(keys)
+            return not any(key in self._tasks and key not in self._failed for key in keys)
+
     def wait(self, *, title: str, progress: bool) -> None:
         """Wait until everything is compiled. An interrupt meanwhile closes the compiler.
 

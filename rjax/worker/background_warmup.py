@@ -70,6 +70,18 @@ class BackgroundWarmup:
         sets = [keys_of_step(shape, features) for shape in fitting]
         return fitting[self._compiler.first_compiled(sets)]
 
+    def is_ready(self, shape: StepShape, features: StepFeatures) -> bool:
+        """Whether what a step runs beside its step program is compiled, or cannot be.
+
+        What is missing is compiled next.
+        """
+        keys = [key for key in keys_of_step(shape, features) if key.kind != "step"]
+        if all(map(self._compiler.is_compiled, keys)):
+            return True
+        for key in keys:
+            self._add(key)
+        return self._compiler.hurry(keys)
+
     def compile(self, key: ProgramKey) -> None:
         """Compile a program that is not planned, after all others."""
         self._add(key)

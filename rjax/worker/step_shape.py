@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rjax.batch.page_groups import PageGroups
 from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.sequence import Sequence
 from rjax.batch.step_limits import StepLimits
 from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.sampling import SamplerMode, step_mode
@@ -84,6 +85,17 @@ def step_features(batch: list[ScheduledSequence], num_logprobs: int) -> StepFeat
         num_logprobs=num_logprobs if sampled else 0,
         num_prompt_logprobs=num_logprobs if prompt else 0,
     )
+
+
+def features_of(sequence: Sequence, num_logprobs: int) -> list[StepFeatures]:
+    """The features that a sequence may bring into steps with any others.
+
+    Logprobs are those of the step's mode, which may be that of another sequence.
+    """
+    sampled = sequence.params.logprobs is not None
+    modes: tuple[SamplerMode, ...] = ("random", "full") if sampled else (sequence.sampler_mode,)
+    prompt = num_logprobs if sequence.params.prompt_logprobs is not None else 0
+    return [StepFeatures(mode, num_logprobs if sampled else 0, prompt) for mode in modes]
 
 
 class ShapeTable:

@@ -109,8 +109,8 @@ def short_multi_step_keys(
 ) -> list[ProgramKey]:
     """The multi-step programs of short decode steps.
 
-    The steps are timed on an empty batch, which takes no longer than another: only a step that is
-    so short that several fit into ``seconds`` can be shorter than the host's work.
+    The steps are timed on an empty batch, which takes no longer than another. A step is short if
+    several fit into ``seconds``, or if it takes the device less time than the host.
 
     Args:
         runner, state, shapes, modes: as in `run_empty_steps`.
@@ -120,7 +120,7 @@ def short_multi_step_keys(
     return [
         key
         for shape in shapes.decode
-        if num_decode_steps * _step_seconds(runner, state, shape) <= seconds
+        if _is_short(runner, state, shape, seconds / num_decode_steps)
         for key in _multi_step_keys(shape, modes)
     ]
 
@@ -138,13 +138,17 @@ def multi_step_seconds(
     return time.perf_counter() - start
 
 
-def _step_seconds(runner: StepRunner, state: DeviceState, shape: StepShape) -> float:
-    """The time of a greedy step on an empty batch, without the host's work."""
+def _is_short(runner: StepRunner, state: DeviceState, shape: StepShape, seconds: float) -> bool:
+    """Whether the device takes at most so long for a greedy step on an empty batch, or less than
+    the host takes to dispatch it."""
     packed, greedy = _empty_input(runner, shape), StepFeatures("greedy")
     start = time.perf_counter()
     results = [runner.run(state, shape, greedy, packed) for _ in range(_TIMED_RUNS)]
+    dispatched = time.perf_counter()
     jax.block_until_ready(results)
-    return (time.perf_counter() - start) / _TIMED_RUNS
+    end = time.perf_counter()
+    host_seconds = (dispatched - start) / _TIMED_RUNS
+    return end - start <= seconds * _TIMED_RUNS or end - dispatched < host_seconds
 
 
 def _empty_input(runner: StepRunner, shape: StepShape) -> Int[np.ndarray, " Z"]:

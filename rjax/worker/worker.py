@@ -20,6 +20,7 @@ from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_groups import page_groups
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.sequence import Sequence as TokenSequence
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
 from rjax.config import EngineConfig, Warmup
@@ -50,7 +51,7 @@ from rjax.worker.readout import read_result, start_copy
 from rjax.worker.step_input import PackedLayouts, prompt_targets
 from rjax.worker.step_input_builder import StepInputBuilder
 from rjax.worker.step_runner import StepRunner, UnsampledStep
-from rjax.worker.step_shape import StepFeatures, StepShape, step_features
+from rjax.worker.step_shape import StepFeatures, StepShape, features_of, step_features
 from rjax.worker.step_sizing import shape_table
 from rjax.worker.warmup import (
     multi_step_seconds,
@@ -298,6 +299,14 @@ class Worker:
         """Write KV of the form of ``read_pages`` into these pages."""
         self._queue.flush()
         self._state.set_pools(self._mover.write(self._state.pools, pages, data))
+
+    def is_ready(self, sequence: TokenSequence) -> bool:
+        """Whether a sequence makes no step wait for the compiler but for the step itself."""
+        background = self._background
+        if background is None:
+            return True
+        features = features_of(sequence, self._max_logprobs)
+        return all([background.is_ready(self.shapes.largest, each) for each in features])
 
     def dispatch(
         self,

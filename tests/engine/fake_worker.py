@@ -47,6 +47,10 @@ class FakeWorker:
         self.truth = {}
         self.moved = {CopyPages: 0, SwapOut: 0, SwapIn: 0}
         self.computed = 0
+        self.compiling: set[str] = set()  # requests whose programs are missing
+
+    def is_ready(self, sequence) -> bool:
+        return sequence.request_id not in self.compiling
 
     def admit(self, rows) -> None:
         assert all(0 <= slot < self.limits.num_slots for slot in rows)
