@@ -10,17 +10,19 @@ from typing import Any
 import httpx2
 import pytest
 
-from rjax.outputs import CompletionOutput, Logprob, RequestOutput
+from rjax.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
 from rjax.sampling import SamplingParams
+from rjax.serve.api.chat_parts import ChatParts
 from rjax.serve.api.completions import CompletionEncoder, ResponseBuilder
 from rjax.serve.config.limits import ServeLimits
 from rjax.serve.http.chunked_json import chunked_response, iter_json, response_size
 from rjax.serve.protocol.errors import ApiError
 from rjax.serve.protocol.logprobs import within_logprobs_limit
-from rjax.serve.protocol.requests import CompletionRequest
+from rjax.serve.protocol.requests import ChatCompletionRequest, CompletionRequest
 from rjax.serve.protocol.responses import (
     ChatCompletionResponseChoice,
     ChatMessage,
+    CompletionResponse,
     TokenizeResponse,
 )
 
@@ -77,6 +79,29 @@ async def whole(server: LiveServer, samples: int) -> list[bytes]:
     return sent
 
 
+async def chat(server: LiveServer, samples: int) -> list[bytes]:
+    """The same of a chat with the logprobs of its own tokens."""
+    body = ChatCompletionRequest(
+        messages=[{"role": "user", "content": "b"}], logprobs=True, top_logprobs=20
+    )
+    params = SamplingParams(logprobs=20)
+    parts = ChatParts(body, server.service, params, [], [1], "", answer_logprobs=False)
+    length = samples * TOKENS
+    flat = FlatLogprobs(
+        server.service.tokenizer.token_text,
+        [ALTERNATIVES * (i + 1) for i in range(length)],
+        [*range(5, 5 + ALTERNATIVES)] * length,
+        [-1.5 * i for i in range(ALTERNATIVES)] * length,
+        [*range(1, 1 + ALTERNATIVES)] * length,
+    )
+    answer = CompletionOutput(0, "c", [5] * length, logprobs=flat, finish_reason="length")
+    found = RequestOutput("a", "b", [1], None, [answer], finished=True)
+    response = await chunked_response(
+        lambda: parts.whole(found), response_size([found], params), server.service.response_threads
+    )
+    return response._pieces
+
+
 async def events(server: LiveServer, samples: int) -> list[str]:
     body = CompletionRequest(prompt="b", prompt_logprobs=20, stream=True)
     encoder = CompletionEncoder(body, server.service, SamplingParams(n=samples))
@@ -88,7 +113,7 @@ async def events(server: LiveServer, samples: int) -> list[str]:
     return events
 
 
-@pytest.mark.parametrize("form", [whole, events])
+@pytest.mark.parametrize("form", [whole, chat, events])
 def test_large_answers_do_not_stop_the_loop(server: LiveServer, form: Callable[..., Any]):
     def measure() -> float:
         pause, found = paused(lambda: form(server, MOST))
@@ -103,9 +128,11 @@ def test_large_answers_do_not_stop_the_loop(server: LiveServer, form: Callable[.
 def test_pieces_make_the_same_json(server: LiveServer):
     body = CompletionRequest(prompt="b", prompt_logprobs=20)
     builder = ResponseBuilder(body, server.service, SamplingParams(n=2))
-    made = builder.whole([output(2)])
-    assert json.loads("".join(iter_json(made))) == made.model_dump()
-    assert json.loads("".join(iter_json(made.model_dump()))) == made.model_dump()
+    answer = json.loads("".join(iter_json(builder.whole([output(2)]))))
+    made = CompletionResponse.model_validate(answer, strict=True)
+    assert answer == made.model_dump()
+    assert json.loads("".join(iter_json(made))) == answer
+    assert json.loads("".join(iter_json(answer))) == answer
     empty = TokenizeResponse(tokens=[], count=0, max_model_len=1)
     assert json.loads("".join(iter_json(empty))) == empty.model_dump()
     long = TokenizeResponse(tokens=list(range(1000)), count=0, max_model_len=1)

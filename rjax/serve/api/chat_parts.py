@@ -16,13 +16,17 @@ from rjax.serve.parsing.reader import OutputReader
 from rjax.serve.parsing.tools.base import functions
 from rjax.serve.parsing.tools.parser import CallDelta, join_call_deltas
 from rjax.serve.parsing.tools.prompt import message_text
-from rjax.serve.protocol.logprobs import chat_logprobs, prompt_logprobs
+from rjax.serve.protocol.logprobs import (
+    chat_logprobs,
+    lazy_chances,
+    lazy_chat_logprobs,
+    lazy_prompt_logprobs,
+)
 from rjax.serve.protocol.requests import ChatCompletionRequest, Tool
 from rjax.serve.protocol.responses import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
     ChatFinishReason,
-    ChatLogprobs,
     ChatMessage,
     ResponseFunctionCall,
     ResponseToolCall,
@@ -103,15 +107,15 @@ class ChatParts:
         self._ended: set[int] = set()
 
     def whole(self, output: RequestOutput) -> ChatCompletionResponse:
-        """The response, from the last output."""
+        """The response, from the last output; its log-probabilities are lazy."""
         self._add(output)
         body = self._body
-        return ChatCompletionResponse(
+        return ChatCompletionResponse.model_construct(
             **self.head,
             choices=[self._choice(completion) for completion in output.outputs],
             usage=UsageInfo.model_validate(self.usage()),
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
-            prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
+            prompt_logprobs=lazy_prompt_logprobs(output.prompt_logprobs),
         )
 
     def _choice(self, completion: CompletionOutput) -> ChatCompletionResponseChoice:
@@ -125,8 +129,7 @@ class ChatParts:
         reason = completion.finish_reason
         assert reason is not None
         content = self._echoed + found.content
-        logprobs = self._logprobs(completion)
-        return ChatCompletionResponseChoice(
+        return ChatCompletionResponseChoice.model_construct(
             index=completion.index,
             message=ChatMessage(
                 content=content if content.strip() or not (made or found.reasoning) else None,
@@ -134,7 +137,7 @@ class ChatParts:
                 reasoning_content=found.reasoning or None,
                 tool_calls=made or None,
             ),
-            logprobs=None if logprobs is None else ChatLogprobs.model_validate(logprobs),
+            logprobs=self._logprobs(completion, whole=True),
             finish_reason=self._reason(completion),
             stop_reason=completion.stop_reason,
             token_ids=completion.token_ids if self._body.return_token_ids else None,
@@ -208,14 +211,16 @@ class ChatParts:
         called = self._readers[completion.index].num_calls > 0
         return "tool_calls" if reason == "stop" and called else reason
 
-    def _logprobs(self, completion: CompletionOutput) -> dict[str, Any] | None:
+    def _logprobs(
+        self, completion: CompletionOutput, *, whole: bool = False
+    ) -> dict[str, Any] | None:
         if completion.logprobs is None:
             return None
         if self._answer_logprobs:
             entries = self._readers[completion.index].answer_logprobs(completion)
         else:
-            entries = token_chances(completion.logprobs)
-        return chat_logprobs(
+            entries = (lazy_chances if whole else token_chances)(completion.logprobs)
+        return (lazy_chat_logprobs if whole else chat_logprobs)(
             entries,
             self._params.logprobs or 0,
             self._tokenizer.token_text,

@@ -2,12 +2,13 @@
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 
-from rjax.outputs import CompletionOutput, RequestOutput, chances, token_chances
+from rjax.outputs import CompletionOutput, RequestOutput, token_chances
 from rjax.sampling import SamplingParams
 from rjax.serve.api import prefixes
 from rjax.serve.api.beam_search import check_beam_search, request_group
@@ -26,10 +27,16 @@ from rjax.serve.api.text_offsets import TextOffsets, prompt_offsets
 from rjax.serve.http.auth import Tenant
 from rjax.serve.http.chunked_json import chunked_response, response_size
 from rjax.serve.http.disconnect import cancel_on_disconnect
-from rjax.serve.protocol.logprobs import completion_logprobs, prompt_logprobs, within_logprobs_limit
+from rjax.serve.protocol.logprobs import (
+    completion_logprobs,
+    joined,
+    lazy_chances,
+    lazy_completion_logprobs,
+    lazy_prompt_logprobs,
+    within_logprobs_limit,
+)
 from rjax.serve.protocol.requests import CompletionRequest, SamplingRequest
 from rjax.serve.protocol.responses import (
-    CompletionLogprobs,
     CompletionResponse,
     CompletionResponseChoice,
     UsageInfo,
@@ -103,18 +110,15 @@ class ResponseBuilder:
         self._lengths: dict[int, int] = {}  # characters of each choice so far
         self._offsets: dict[int, TextOffsets] = {}
         self._prompt_offsets: dict[int, list[int]] = {}
-        self._of_prompts: dict[int, list[dict[str, Any] | None] | None] = {}
         self._count = UsageCounter()
 
     def whole(self, outputs: list[RequestOutput]) -> CompletionResponse:
-        """The response, from the last output of each prompt."""
+        """The response, from the last output of each prompt; its log-probabilities are lazy."""
         choices = []
         for i, output in enumerate(outputs):
             for completion in output.outputs:
-                fields = self._choice(i, output, completion, first=True)
-                if fields["logprobs"] is not None:
-                    fields["logprobs"] = CompletionLogprobs.model_validate(fields["logprobs"])
-                choices.append(CompletionResponseChoice(**fields))
+                fields = self._choice(i, output, completion, first=True, large=True)
+                choices.append(CompletionResponseChoice.model_construct(**fields))
             self._add(i, output)
         usage = UsageInfo.model_validate(self._count.usage())
         return CompletionResponse(**self._head, choices=choices, usage=usage)
@@ -124,9 +128,16 @@ class ResponseBuilder:
         self._count.add(i, len(output.prompt_token_ids), output.num_cached_tokens, shown)
 
     def _choice(
-        self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
+        self,
+        i: int,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        *,
+        first: bool,
+        large: bool,
     ) -> dict[str, Any]:
-        """The fields of a `CompletionResponseChoice`; the first may hold the prompt's."""
+        """The fields of a `CompletionResponseChoice`; the first may hold the prompt's, the large
+        ones lazy lists."""
         body = self._body
         index = i * self._n + completion.index
         echo = body.echo and first
@@ -143,23 +154,19 @@ class ResponseBuilder:
         return {
             "index": index,
             "text": before + text,
-            "logprobs": self._logprobs(i, output, completion, echo=echo, before=before),
+            "logprobs": self._logprobs(
+                i, output, completion, echo=echo, before=before, large=large
+            ),
             "finish_reason": completion.finish_reason,
             "stop_reason": None if hidden else completion.stop_reason,
             "token_ids": completion.token_ids if body.return_token_ids and not hidden else None,
             "prompt_token_ids": output.prompt_token_ids
             if body.return_token_ids and first
             else None,
-            "prompt_logprobs": self._prompt_logprobs(i, output)
+            "prompt_logprobs": lazy_prompt_logprobs(output.prompt_logprobs)
             if body.prompt_logprobs is not None and first
             else None,
         }
-
-    def _prompt_logprobs(self, i: int, output: RequestOutput) -> list[dict[str, Any] | None] | None:
-        """Prompt logprobs, converted once for all samples of the prompt."""
-        if i not in self._of_prompts:
-            self._of_prompts[i] = prompt_logprobs(output.prompt_logprobs)
-        return self._of_prompts[i]
 
     def _logprobs(
         self,
@@ -169,30 +176,32 @@ class ResponseBuilder:
         *,
         echo: bool,
         before: str,
+        large: bool,
     ) -> dict[str, Any] | None:
         if self._body.logprobs is None or completion.logprobs is None:
             return None
         index = i * self._n + completion.index
         tokenizer, prompt = self._service.tokenizer, output.prompt_token_ids
         tokens: list[int] = []
-        entries: list[Any] = []
+        entries: Sequence[Any] = []
         offsets: list[int] = []
         if echo and output.prompt_logprobs is not None:
             if i not in self._prompt_offsets:
                 self._prompt_offsets[i] = prompt_offsets(tokenizer, prompt, before)
             tokens += prompt
-            entries += [entry and chances(entry) for entry in output.prompt_logprobs]
+            entries = lazy_chances(output.prompt_logprobs)
             offsets += self._prompt_offsets[i]
         if not self._scores:
             if index not in self._offsets:
                 self._offsets[index] = TextOffsets(tokenizer, prompt, self._params, len(before))
             tokens += completion.token_ids
-            entries += token_chances(completion.logprobs)
+            sampled = (lazy_chances if large else token_chances)(completion.logprobs)
+            entries = joined(entries, sampled) if entries else sampled
             offsets += self._offsets[index].add(completion.token_ids)
         if completion.finish_reason is not None:  # a stop string may have cut the text
             offsets = [min(offset, self._lengths[index]) for offset in offsets]
         as_ids = tokens_as_token_ids(self._body, self._service)
-        return completion_logprobs(
+        return (lazy_completion_logprobs if large else completion_logprobs)(
             tokens, entries, offsets, tokenizer.token_text, as_token_ids=as_ids
         )
 
@@ -238,9 +247,9 @@ class CompletionEncoder(ResponseBuilder, OutputEncoder):
             if self._is_plain and not ended:
                 chunks.append(self._chunks.text(index, completion.text))
                 continue
-            fields = self._choice(prompt, output, completion, first=first)
-            usage = self._count.usage() if self._each_usage else None
             large = first and self._has_prompts
+            fields = self._choice(prompt, output, completion, first=first, large=large)
+            usage = self._count.usage() if self._each_usage else None
             chunks.append(self._chunks.choice(fields, usage, large=large))
         if last:
             chunks.append(self._chunks.usage(self._count.usage()) if self._last_usage else "")

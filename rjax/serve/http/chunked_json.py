@@ -79,7 +79,7 @@ def response_size(outputs: Sequence[RequestOutput], params: SamplingParams) -> i
 
 def iter_json(value: Any) -> Iterator[str]:
     """Serialise a model or a dictionary in pieces of at most a few milliseconds each; its fields
-    may hold models, dictionaries and lists of them."""
+    may hold models, dictionaries and sequences of them."""
     if isinstance(value, BaseModel | dict):
         separator = "{"
         is_dict = isinstance(value, dict)
@@ -88,7 +88,7 @@ def iter_json(value: Any) -> Iterator[str]:
             yield from iter_json(value[name] if is_dict else getattr(value, name))
             separator = ","
         yield "}" if separator == "," else "{}"
-    elif isinstance(value, list) and value:
+    elif isinstance(value, Sequence) and not isinstance(value, str) and value:
         # A model may be large and is serialised alone; other entries are small.
         for start in range(0, len(value), _ENTRIES):
             yield "," if start else "["

@@ -1,14 +1,53 @@
 """Logprobs in the two formats of OpenAI's API."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload, override
 
-from rjax.outputs import Logprob, TokenChance
+from rjax.outputs import FlatLogprobs, Logprob, SampleLogprobs, TokenChance, chances
 from rjax.sampling import SamplingParams
 from rjax.serve.protocol.errors import ApiError
 
+_READ_AT_ONCE = 128
 _LOWEST = -9999.0  # instead of -inf, which JSON does not support
+
+
+class LazyList(Sequence[Any]):
+    """A list whose entries are made when they are read, some at a time.
+
+    Log-probabilities of half a million tokens are so many objects that a call in C that makes or
+    checks them all, or a collection of garbage among them, stops all threads for seconds.
+
+    Args:
+        length: number of entries.
+        make: the entries of a slice of indices.
+    """
+
+    def __init__(self, length: int, make: Callable[[slice], list[Any]]) -> None:
+        self._length, self._make = length, make
+
+    @override
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+
+    @override
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._make(index)
+        index = range(self._length)[index]
+        [found] = self._make(slice(index, index + 1))
+        return found
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, self._length, _READ_AT_ONCE):
+            yield from self._make(slice(start, start + _READ_AT_ONCE))
 
 
 def within_logprobs_limit(
@@ -94,6 +133,34 @@ def completion_logprobs(
     }
 
 
+def lazy_completion_logprobs(
+    token_ids: Sequence[int],
+    entries: Sequence[list[TokenChance] | None],
+    offsets: list[int],
+    token_text: Callable[[int], str],
+    *,
+    as_token_ids: bool = False,
+) -> dict[str, Any]:
+    """`completion_logprobs` with lazy lists, for `rjax.serve.http.chunked_json.iter_json`."""
+
+    def tops(part: slice) -> list[dict[str, float] | None]:
+        found = completion_logprobs(
+            token_ids[part], entries[part], offsets[part], token_text, as_token_ids=as_token_ids
+        )
+        return found["top_logprobs"]
+
+    def values(part: slice) -> list[float | None]:
+        return [None if entry is None else max(entry[0][1], _LOWEST) for entry in entries[part]]
+
+    name = _named if as_token_ids else token_text
+    return {
+        "text_offset": offsets,
+        "token_logprobs": LazyList(len(entries), values),
+        "tokens": LazyList(len(token_ids), lambda part: [name(i) for i in token_ids[part]]),
+        "top_logprobs": LazyList(len(entries), tops),
+    }
+
+
 def chat_logprobs(
     entries: Sequence[list[TokenChance]],
     top: int,
@@ -128,12 +195,57 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
-def prompt_logprobs(
+def lazy_chat_logprobs(
+    entries: Sequence[list[TokenChance]],
+    top: int,
+    token_text: Callable[[int], str],
+    token_bytes: Callable[[int], bytes],
+    *,
+    as_token_ids: bool = False,
+) -> dict[str, Any]:
+    """`chat_logprobs` with a lazy list, for `rjax.serve.http.chunked_json.iter_json`."""
+
+    def content(part: slice) -> list[dict[str, Any]]:
+        found = chat_logprobs(
+            entries[part], top, token_text, token_bytes, as_token_ids=as_token_ids
+        )
+        return found["content"]
+
+    return {"content": LazyList(len(entries), content), "refusal": None}
+
+
+def lazy_chances(logprobs: "SampleLogprobs | list[dict[int, Logprob] | None]") -> LazyList:
+    """`rjax.outputs.token_chances`, some positions at a time; None for a prompt's first token."""
+    if isinstance(logprobs, FlatLogprobs):
+        return LazyList(len(logprobs), lambda part: logprobs[part].chances())
+    return LazyList(
+        len(logprobs), lambda part: [entry and chances(entry) for entry in logprobs[part]]
+    )
+
+
+def joined(first: Sequence[Any], second: Sequence[Any]) -> LazyList:
+    """Two sequences as one."""
+
+    def both(part: slice) -> list[Any]:
+        start, stop, _ = part.indices(len(first) + len(second))
+        shift = len(first)
+        return [*first[start:stop], *second[max(0, start - shift) : max(0, stop - shift)]]
+
+    return LazyList(len(first) + len(second), both)
+
+
+def lazy_prompt_logprobs(
     entries: "Sequence[dict[int, Logprob] | None] | None",
-) -> list[dict[str, Any] | None] | None:
+) -> LazyList | None:
     """Prompt logprobs in vLLM's format, by token id."""
     if entries is None:
         return None
+    return LazyList(len(entries), lambda part: _prompt_logprobs(entries[part]))
+
+
+def _prompt_logprobs(
+    entries: "Sequence[dict[int, Logprob] | None]",
+) -> list[dict[str, Any] | None]:
     return [
         None
         if entry is None
