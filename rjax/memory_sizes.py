@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import resource
 
 from rjax.errors import InvalidConfigError
 
@@ -20,6 +21,7 @@ _UNITS = {
 }
 _BY_LOWER = {name.lower(): size for name, size in _UNITS.items()}
 _WRITTEN = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+_STATM = pathlib.Path("/proc/self/statm")  # pages: total, resident, shared, text, 0, data, 0
 _CGROUP_LIMITS = (
     pathlib.Path("/sys/fs/cgroup/memory.max"),
     pathlib.Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -52,8 +54,10 @@ def parse_size(name: str, value: object) -> int:
 
 
 def host_memory() -> int:
-    """Bytes of memory that this host has, or that the process's container may take."""
+    """Bytes of memory that this host has, or that the process's container or the process itself
+    (``ulimit -v``, ``ulimit -d``) may take."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits += [limit for limit, _ in _process_limits()]
     for path in _CGROUP_LIMITS:
         try:
             limits.append(int(path.read_text()))
@@ -63,8 +67,13 @@ def host_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes of host memory that can be taken now without swapping; files that the system keeps in
-    memory give way."""
+    """Bytes of host memory that can be taken now without swapping, within the limits of this
+    process; files that the system keeps in memory give way."""
+    left = [max(0, limit - used) for limit, used in _process_limits()]
+    return min([_available_on_host(), *left])
+
+
+def _available_on_host() -> int:
     try:
         for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -72,3 +81,14 @@ def available_memory() -> int:
     except OSError:
         pass  # not Linux
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _process_limits() -> list[tuple[int, int]]:
+    """(limit, used) bytes of address space and of private memory, where they are limited."""
+    found = []
+    for kind, field in ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5)):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY and _STATM.exists():
+            used = int(_STATM.read_text().split()[field]) * resource.getpagesize()
+            found.append((limit, used))
+    return found

@@ -13,6 +13,11 @@ from rjax.cli.one_line import one_line
 from rjax.errors import RjaxError
 from rjax.quiet_imports import quiet_imports
 
+_OUT_OF_MEMORY = (
+    "Free memory, raise its limits (ulimit, container), or lower max_num_batched_tokens, "
+    "max_num_seqs or num_pages"
+)
+
 
 def parse_and_run(
     name: str,
@@ -61,9 +66,15 @@ def run_command(name: str, command: Callable[[], int]) -> int:
         except (RjaxError, OSError) as error:
             _say(name, f"error: {one_line(error)}")
             return BAD_INPUT
-        except ValueError as error:
+        except MemoryError:
+            _say(name, f"error: the memory of this process is full. {_OUT_OF_MEMORY}")
+            return BAD_INPUT
+        except (ValueError, RuntimeError) as error:
             from rjax.models import CheckpointError
 
+            if str(error).startswith("RESOURCE_EXHAUSTED"):  # of XLA
+                _say(name, f"error: {one_line(error)} {_OUT_OF_MEMORY}")
+                return BAD_INPUT
             if not isinstance(error, CheckpointError):
                 raise
             _say(name, f"error: {one_line(error)}")

@@ -13,13 +13,17 @@ def resident_bytes() -> int:
 
 
 def bound_memory(more: int) -> None:
-    """Limit this process to ``more`` bytes above its present memory; allocations beyond fail.
+    """Limit this process to ``more`` bytes above its present memory, or to what the operator's
+    limit leaves; allocations beyond fail.
 
     Only Linux counts all private memory as data (``RLIMIT_DATA``); elsewhere there is no limit.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         most = _pages(5) * resource.getpagesize() + more
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
