@@ -1,4 +1,4 @@
-"""A process whose memory is limited takes less, and says so in one line where that is too little."""
+"""A process whose memory is limited takes less, and says in one line where that is too little."""
 
 import resource
 import subprocess
