@@ -68,3 +68,34 @@ def test_another_error_keeps_its_traceback():
 
     with pytest.raises(RuntimeError, match="a fault"):
         run_command("it", command)
+
+
+@needs_linux
+def test_many_threads_allocate_from_few_arenas():
+    assert 2 < _arenas("") <= 17
+    assert _arenas("share_arenas()") == 2
+
+
+def _arenas(before: str) -> int:
+    """Arenas of a process in which 16 threads allocate at once."""
+    code = f"""if True:
+        import ctypes, threading
+        from rjax.serve.workers.memory import share_arenas
+        {before}
+        libc, barrier = ctypes.CDLL(None), threading.Barrier(16)
+        def use():
+            barrier.wait()
+            for _ in range(1000):
+                libc.malloc(ctypes.c_size_t(4096))
+            barrier.wait()
+        threads = [threading.Thread(target=use) for _ in range(16)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        stdout = ctypes.c_void_p.in_dll(libc, "stdout")
+        libc.malloc_info(0, stdout)
+        libc.fflush(stdout)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout.count("<heap nr=")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rjax.serve.config.limits import ServeLimits
+from rjax.serve.workers.memory import share_arenas
 
 from .attacks import ATTACKS, attack
 from .hostile import KEPT_BYTES, LoopWatch, ask, memory, open_files, until, watched
@@ -56,6 +57,7 @@ def test_every_attack_at_random_beside_honest_clients(folder, request):
     seed = request.config.getoption("--soak-seed")
     names = request.config.getoption("--soak-attacks")
     chosen = [a for a in ATTACKS if not names or a.__name__ in names.split(",")]
+    share_arenas()
     draw = random.Random(seed)
     limits = ServeLimits(
         send_seconds=3.0, header_seconds=2.0, body_seconds=3.0, open_connections=400,
