@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from rjax import engine_builder
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.worker import worker as worker_module
+from rjax.worker import warmup
 from rjax.worker.multi_step_policy import MultiStepPolicy
+from rjax.worker.step_runner import StepRunner
 
 from .test_background_warmup import wait_until_compiled
 from .test_decode_steps import AT_ONCE, requests, tokens
@@ -206,8 +207,8 @@ def test_nothing_is_measured_where_it_says_nothing(tiny, decides):
 def test_a_warm_up_compiles_what_is_short(tiny, decides, monkeypatch):
     few = {"max_num_seqs": 3, "max_num_batched_tokens": 8, "warmup": "on"}
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    for seconds, compiles in ((1e-9, False), (60.0, True)):
-        monkeypatch.setattr(worker_module, "MAX_PROGRAM_SECONDS", seconds)
+    for compiles in (False, True):
+        monkeypatch.setattr(warmup, "_is_short", lambda *_, compiles=compiles: compiles)
         policy = decides(Drawn(1.0))
         monkeypatch.setattr(
             policy, "pays", lambda key, *, streams, policy=policy: key in policy._allowed
@@ -218,6 +219,34 @@ def test_a_warm_up_compiles_what_is_short(tiny, decides, monkeypatch):
         run(engine, whole([(str(i), [i + 1, 2], params) for i in range(3)]))
         assert engine._worker.num_compiled == compiled
         assert bool(engine.stats().multi_steps) == compiles
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "short"),
+    [(0.001, 0.01, True), (0.001, 0.1, False), (0.1, 0.01, True), (0.1, 0.2, False)],
+)
+def test_a_step_is_short_on_the_device_or_beside_the_hosts_work(
+    tiny, monkeypatch, host, device, short
+):
+    """A step of so many seconds on the device, where 0.05 are short."""
+    now, done = [0.0], [0.0]
+
+    class Runner(StepRunner):
+        def __init__(self, worker) -> None:
+            self.layouts = worker._runner.layouts
+
+        def run(self, *_):
+            now[0] += host
+            done[0] = max(done[0], now[0]) + device
+
+    def wait(_) -> None:
+        now[0] = max(now[0], done[0])
+
+    worker = make_engine(tiny)._worker
+    runner, shape = Runner(worker), worker.shapes.decode[0]
+    monkeypatch.setattr(warmup.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(warmup.jax, "block_until_ready", wait)
+    assert warmup._is_short(runner, worker._state, shape, 0.05) == short
 
 
 def test_programs_of_a_small_model_are_in_the_plan(tiny, decides):
