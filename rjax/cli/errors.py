@@ -70,11 +70,11 @@ def run_command(name: str, command: Callable[[], int]) -> int:
             _say(name, f"error: the memory of this process is full. {_OUT_OF_MEMORY}")
             return BAD_INPUT
         except (ValueError, RuntimeError) as error:
-            from rjax.models import CheckpointError
-
             if str(error).startswith("RESOURCE_EXHAUSTED"):  # of XLA
                 _say(name, f"error: {one_line(error)} {_OUT_OF_MEMORY}")
                 return BAD_INPUT
+            from rjax.models import CheckpointError
+
             if not isinstance(error, CheckpointError):
                 raise
             _say(name, f"error: {one_line(error)}")
