@@ -5,14 +5,14 @@ the docstring of `rjax.LLM` and into ``--help`` of the commands.
 """
 
 import dataclasses
-import difflib
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal, no_type_check
 
-from rjax.errors import InvalidConfigError
+from rjax.errors import InvalidConfigError, near_miss
 from rjax.kv_events_config import KvEventsConfig, kv_events_config
 from rjax.memory_sizes import GIB, host_memory, parse_size
+from rjax.vllm_options import own_options
 
 type RelayMode = Literal["auto", "on", "off"]
 type DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -359,21 +359,24 @@ class EngineConfig:
     def from_options(cls, options: Mapping[str, Any]) -> "EngineConfig":
         """Build from flat keyword options, as ``LLM(model, **options)`` takes them.
 
+        Options of vLLM without effect here give a warning each.
+
         Raises:
-            InvalidConfigError: a bad value, or an unknown key (the message names the nearest).
+            InvalidConfigError: a bad value, an unknown key (the message names the nearest), or an
+                option of vLLM that is not supported (the message says what takes its place).
         """
         owner = {f.name: group for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
         top = {f.name for f in dataclasses.fields(cls)} - GROUPS.keys()
         split: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
         own: dict[str, Any] = {}
-        for key, value in options.items():
+        for key, value in own_options(options, {*owner, *top}).items():
             if key in owner:
                 split[owner[key]][key] = value
             elif key in top:
                 own[key] = value
             else:
-                near = difflib.get_close_matches(key, [*owner, *top], n=1, cutoff=0)
-                raise InvalidConfigError(f"unknown option {key!r}; the nearest is {near[0]!r}")
+                near = near_miss(key, [*owner, *top])
+                raise InvalidConfigError(f"unknown option {key!r}; {near}")
         made = {group: kind(**split[group]) for group, kind in GROUPS.items()}
         return cls(**made, **own)
 

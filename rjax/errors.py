@@ -1,7 +1,17 @@
 """The exceptions a caller can meet, each a subclass of RjaxError."""
 
 import contextlib
+import difflib
+from collections.abc import Iterable
 from types import FrameType
+
+
+def near_miss(given: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known one, or else all of them."""
+    known = list(known)
+    if near := difflib.get_close_matches(str(given), known, n=1):
+        return f"the nearest is {near[0]!r}"
+    return f"known are {', '.join(sorted(known))}"
 
 
 class RjaxError(Exception):

@@ -30,10 +30,10 @@ from rjax.cli.report import (
     figures,
     result_record,
 )
-from rjax.cli.vllm_flags import instead_of
 from rjax.config import CacheSettings
 from rjax.errors import InvalidRequestError, OutOfMemoryError
 from rjax.startup_times import StartupTimes
+from rjax.vllm_options import instead_of
 
 if TYPE_CHECKING:
     from rjax.llm import LLM

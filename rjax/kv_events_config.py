@@ -1,12 +1,11 @@
 """Options of KV events, under vLLM's names."""
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Mapping
 from typing import Any, Literal, no_type_check
 
-from rjax.errors import InvalidConfigError
+from rjax.errors import InvalidConfigError, near_miss
 
 _MOST = 2**31 - 1
 
@@ -103,10 +102,8 @@ def kv_events_config(given: object) -> KvEventsConfig | None:
     names = [field.name for field in dataclasses.fields(KvEventsConfig)]
     for name in found:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1, cutoff=0)[0]
-            raise InvalidConfigError(
-                f"unknown option {name!r} of kv_events_config; the nearest is {near!r}"
-            )
+            near = near_miss(name, names)
+            raise InvalidConfigError(f"unknown option {name!r} of kv_events_config; {near}")
     return KvEventsConfig(**found)
 
 

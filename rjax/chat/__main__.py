@@ -27,8 +27,8 @@ from rjax.cli.errors import parse_and_run
 from rjax.cli.exit_status import FAILED
 from rjax.cli.parser import OneLineParser
 from rjax.cli.prompts import read_text
-from rjax.cli.vllm_flags import instead_of
 from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.vllm_options import instead_of
 
 if TYPE_CHECKING:  # these import JAX, which --help does not need
     from rjax.chat.backends import ChatBackend

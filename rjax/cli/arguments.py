@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rjax.cli.parser import add_no_ops
-from rjax.cli.vllm_flags import ENGINE_NO_OPS
 from rjax.config import GROUPS, AutoInt
 from rjax.errors import InvalidRequestError
 from rjax.option_docs import engine_option_docs, engine_options
+from rjax.vllm_options import ENGINE_NO_OPS
 
 PYTHON_ONLY = (
     "hf_token",  # other users of the machine can read a command line; log in with the hub's client

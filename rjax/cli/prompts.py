@@ -1,7 +1,6 @@
 """Prompts of a command: from its arguments, from stdin and from files."""
 
 import dataclasses
-import difflib
 import json
 import pathlib
 import sys
@@ -9,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rjax.cli.arguments import SAMPLING_KEYS
-from rjax.errors import InvalidRequestError
+from rjax.errors import InvalidRequestError, near_miss
 
 _RECORD_KEYS = ("prompt", "messages", *SAMPLING_KEYS)
 
@@ -112,8 +111,8 @@ def _task_of_record(line: str, source: str) -> Task:
         raise InvalidRequestError(f'{source}: give an object such as {{"prompt": "..."}}')
     for key in record:
         if key not in _RECORD_KEYS:
-            near = difflib.get_close_matches(key, _RECORD_KEYS, n=1, cutoff=0)[0]
-            raise InvalidRequestError(f"{source}: unknown field {key!r}; the nearest is {near!r}")
+            near = near_miss(key, _RECORD_KEYS)
+            raise InvalidRequestError(f"{source}: unknown field {key!r}; {near}")
     prompt, messages = record.pop("prompt", None), record.pop("messages", None)
     if (prompt is None) == (messages is None):
         raise InvalidRequestError(f"{source}: give either prompt or messages")

@@ -11,7 +11,7 @@ import rjax
 from rjax.cli.arguments import add_engine_arguments, add_model_argument, given_engine_options
 from rjax.cli.errors import parse_and_run
 from rjax.cli.parser import OneLineParser
-from rjax.cli.vllm_flags import instead_of
+from rjax.vllm_options import instead_of
 
 _NAME = "rjax info"
 _PACKAGES = (

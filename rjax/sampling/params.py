@@ -1,13 +1,12 @@
 """SamplingParams, with the names and defaults of vLLM."""
 
 import dataclasses
-import difflib
 import enum
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast, no_type_check
 
-from rjax.errors import InvalidRequestError
+from rjax.errors import InvalidRequestError, near_miss
 from rjax.sampling import checks
 from rjax.sampling.structured_outputs import EXCLUDED, StructuredOutputsParams
 from rjax.sampling_limits import LIMITS
@@ -226,10 +225,8 @@ class SamplingParams:
         given: dict[str, Any] = {}
         for key, value in options.items():
             if key not in fields:
-                near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0)[0]
-                raise InvalidRequestError(
-                    f"unknown sampling parameter {checks.shown(key)}; the nearest is {near!r}"
-                )
+                near = near_miss(key, fields)
+                raise InvalidRequestError(f"unknown sampling parameter {checks.shown(key)}; {near}")
             if value is None and key not in _NULLABLE:
                 continue
             given[key] = value

@@ -7,13 +7,13 @@ import pytest
 from rjax import generate
 from rjax.chat import __main__ as chat
 from rjax.cli.arguments import given_engine_options, token_count
-from rjax.cli.vllm_flags import ENGINE_NO_OPS, INSTEAD, SERVER_NO_OPS
 from rjax.commands import info
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.memory_sizes import GIB
 from rjax.serve.config import arguments as serve
 from rjax.serve.config.limits import ServeLimits
+from rjax.vllm_options import ENGINE_NO_OPS, INSTEAD, SERVER_NO_OPS
 
 PARSERS = {
     "generate": generate.build_parser(),
@@ -97,12 +97,6 @@ def test_what_replaces_a_flag_is_there():
     texts = [*INSTEAD.values(), *ENGINE_NO_OPS.values(), *SERVER_NO_OPS.values()]
     named = {word.strip("'();,.") for text in texts for word in text.split() if "--" in word}
     assert named <= known
-
-
-def test_code_of_a_checkpoint_is_refused_with_the_reason(capsys):
-    with pytest.raises(SystemExit):
-        PARSERS["generate"].parse_args(["--trust-remote-code"])
-    assert "refused: rjax never runs code of a checkpoint" in capsys.readouterr().err
 
 
 def test_an_unknown_flag_is_told_the_meaning_of_the_nearest(capsys):

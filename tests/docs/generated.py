@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rjax.chat.session import _HELP
 from rjax.cli.arguments import _VLLM_FLAGS, PYTHON_ONLY, flag_of
-from rjax.cli.vllm_flags import _INSTEAD, ENGINE_NO_OPS, SERVER_NO_OPS
 from rjax.config import EngineConfig
 from rjax.engine.stats import EngineStats
 from rjax.engine_channel.facts import facts_of
@@ -28,6 +27,7 @@ from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.option_docs import engine_option_docs, engine_options
 from rjax.serve.loading.service_builder import _cache_figures
 from rjax.serve.telemetry.metrics import Metrics
+from rjax.vllm_options import _INSTEAD, ENGINE_NO_OPS, OPTION_NO_OPS, SERVER_NO_OPS
 from tests.docs.pages import DOCS, ROOT
 
 GOLDENS = ROOT / "tests" / "golden"
@@ -115,6 +115,11 @@ def vllm_no_ops() -> str:
     """Flags of vLLM that are accepted and have no effect."""
     texts = ENGINE_NO_OPS | SERVER_NO_OPS
     return table(["flag", "why"], [[f"`{flag}`", text] for flag, text in texts.items()])
+
+
+def vllm_option_no_ops() -> str:
+    """Options of vLLM's Python classes that are accepted and have no effect."""
+    return table(["option", "why"], [[f"`{name}`", why] for name, why in OPTION_NO_OPS.items()])
 
 
 def vllm_instead() -> str:
@@ -311,6 +316,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         options,
         vllm_names,
         vllm_no_ops,
+        vllm_option_no_ops,
         vllm_instead,
         metrics,
         vllm_metrics,

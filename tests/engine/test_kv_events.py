@@ -275,7 +275,7 @@ def test_pages_of_one_chain_are_one_event():
     [
         ("{", "give JSON such as"),
         ("[1]", "give JSON such as"),
-        ({"enable": True}, "the nearest is 'enable_kv_cache_events'"),
+        ({"enable_kv_events": True}, "the nearest is 'enable_kv_cache_events'"),
         ({"buffer_steps": 0}, "buffer_steps of kv_events_config is 0"),
         ({"publisher": "kafka"}, '"zmq" or "null"'),
         ({"endpoint": "localhost:5557"}, "give an address such as"),

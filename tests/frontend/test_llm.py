@@ -347,5 +347,5 @@ def test_options_are_checked_before_anything_loads() -> None:
         LLM(max_num_seq=3)
     with pytest.raises(InvalidConfigError, match="page_size"):
         LLM(page_size=7)
-    with pytest.raises(InvalidConfigError, match="trust_remote_code"):
-        LLM(trust_remote_code=True)
+    with pytest.raises(InvalidConfigError, match="enable_lora"):
+        LLM(enable_lora=True)

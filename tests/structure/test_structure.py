@@ -16,7 +16,7 @@ LONGEST = 480
 RJAX_LAYERS = """
 errors outputs
 child_python quiet_imports
-kv_events_config memory_sizes sampling_limits startup_times closing prompts
+kv_events_config memory_sizes sampling_limits startup_times closing prompts vllm_options
 config
 option_docs tokenization
 structured

@@ -1,12 +1,11 @@
 """The server's limits, in one table."""
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from rjax.errors import InvalidConfigError
+from rjax.errors import InvalidConfigError, near_miss
 from rjax.sampling_limits import LIMITS
 
 
@@ -129,8 +128,7 @@ class ServeLimits:
         given: dict[str, Any] = {}
         for name, text in options.items():
             if name not in fields:
-                near = difflib.get_close_matches(name, fields, n=1, cutoff=0)[0]
-                raise InvalidConfigError(f"unknown limit {name!r}; the nearest is {near!r}")
+                raise InvalidConfigError(f"unknown limit {name!r}; {near_miss(name, fields)}")
             try:
                 given[name] = type(fields[name].default)(text)
             except ValueError as error:

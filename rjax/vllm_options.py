@@ -1,12 +1,22 @@
-"""Flags of vLLM's command line that rjax has no use for, and what takes their place.
+"""Options of vLLM that rjax has no use for, and what takes their place.
 
-Flags with a meaning here are declared with the options that they set.
+Flags of the command line that have a meaning here are declared with the options that they set.
 """
+
+import re
+import warnings
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from rjax.errors import InvalidConfigError
 
 ENGINE_NO_OPS = {
     "--enforce-eager": "every step is a compiled program; '--warmup off' compiles none ahead",
     "--enable-chunked-prefill": "prompts are always chunked (see --max-num-batched-tokens)",
     "--async-scheduling": "the next step always starts before the last one's tokens are read",
+    "--trust-remote-code": "rjax never runs code of a checkpoint; 'rjax models' lists the families "
+    "that it has code for",
 }
 """Accepted by every command that makes an engine, with the reason for having no effect."""
 
@@ -20,11 +30,6 @@ SERVER_NO_OPS = {
 """Accepted by ``rjax serve`` too."""
 
 _INSTEAD: tuple[tuple[str, str], ...] = (
-    (
-        "--trust-remote-code",
-        "refused: rjax never runs code of a checkpoint; 'rjax models' lists the families that it "
-        "has code for",
-    ),
     ("--pipeline-parallel-size -pp", "use --tensor-parallel-size; layers stay on all devices"),
     (
         "--data-parallel-size -dp --data-parallel-size-local -dpl --data-parallel-rank -dpn "
@@ -165,3 +170,93 @@ def instead_of(flag: str) -> str | None:
         name = "-O"
     known = {**INSTEAD, **ENGINE_NO_OPS, **SERVER_NO_OPS}
     return known.get(name) or known.get(name.replace("--no-", "--", 1))
+
+
+OPTION_NO_OPS: dict[str, str] = {
+    **{flag.removeprefix("--").replace("-", "_"): why for flag, why in ENGINE_NO_OPS.items()},
+    "convert": "models are used as they are",
+    "disable_custom_all_reduce": "XLA makes the collectives",
+    "disable_log_stats": "nothing is logged; LLM.stats() has the figures",
+    "distributed_executor_backend": "one process drives all devices of a host",
+    "generation_config": "the defaults are those of the model's generation_config.json",
+    "guided_decoding_backend": "llguidance compiles every grammar",
+    "max_parallel_loading_workers": "weights are read in parallel anyway",
+    "runner": "every supported model generates",
+    "scheduling_policy": "requests run by their priority, then in the order of arrival",
+    "task": "every supported model generates",
+    "tokenizer_mode": "the files of the tokenizer decide",
+    "use_tqdm_on_load": "use_tqdm shows or hides all progress bars",
+}
+"""Options of vLLM's Python classes that are accepted, with the reason for having no effect."""
+
+_ALLOWED: dict[str, tuple[str, ...]] = {  # values; without an entry, all
+    "convert": ("auto", "none"),
+    "generation_config": ("auto",),
+    "runner": ("auto", "generate"),
+    "scheduling_policy": ("fcfs", "priority"),
+    "task": ("auto", "generate"),
+    "tokenizer_mode": ("auto", "hf", "slow"),
+}
+_OFF: dict[str, object] = {  # besides None, False and what is empty
+    "cpu_offload_gb": 0,
+    "data_parallel_size": 1,
+    "decode_context_parallel_size": 1,
+    "nnodes": 1,
+    "num_scheduler_steps": 1,
+    "pipeline_parallel_size": 1,
+}
+_OTHER_NAMES = {"block_size": "page_size", "num_gpu_blocks_override": "num_pages"}
+_OPTION_OF_FLAG = {"relay": "enable_relay_attention"}
+
+
+def own_options(options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Options of a Python class without those of vLLM that have no effect, by rjax's names.
+
+    One that has no effect gives a warning, unless its value says that it is off.
+
+    Args:
+        options: as given.
+        known: names of rjax's options; other unknown names stay too.
+
+    Raises:
+        InvalidConfigError: an option of vLLM is not supported, with what takes its place; or it is
+            given under both names.
+    """
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        own = _OTHER_NAMES.get(name, name)
+        if own in known:
+            if own in found:
+                raise InvalidConfigError(f"{own} is given twice, also as {name!r}; give it once")
+            found[own] = value
+        elif _is_off(name, value):
+            if name not in OPTION_NO_OPS and _instead(name) is None:
+                found[name] = value
+        elif name in OPTION_NO_OPS and value in _ALLOWED.get(name, (value,)):
+            text = f"{name} has no effect: {OPTION_NO_OPS[name]}"
+            warnings.warn(text, skip_file_prefixes=(str(Path(__file__).parent),))
+        elif (instead := _instead(name)) is not None:
+            raise InvalidConfigError(f"{name} is {value!r}: {instead}")
+        else:
+            found[name] = value
+    return found
+
+
+def _is_off(name: str, value: object) -> bool:
+    empty = isinstance(value, str | list | tuple | dict) and not value
+    return value is None or value is False or empty or (name in _OFF and value == _OFF[name])
+
+
+def _instead(name: str) -> str | None:
+    """What takes the place of an option of vLLM's Python classes; None for other names."""
+    if name in _ALLOWED:
+        return f"give one of {', '.join(map(repr, _ALLOWED[name]))}, or leave it out"
+    text = INSTEAD.get("--" + name.replace("_", "-"))
+    return text and re.sub(r"'[^']*'|--([a-z][a-z-]*)", _as_option, text)
+
+
+def _as_option(found: re.Match[str]) -> str:
+    if found[1] is None:  # quoted: a command
+        return found[0]
+    name = found[1].replace("-", "_")
+    return _OPTION_OF_FLAG.get(name, name)
