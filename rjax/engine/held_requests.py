@@ -46,5 +46,9 @@ class HeldRequests:
         for sequence in request.sequences if request is not None else ():
             self._scheduler.add(sequence, share)
 
+    def close(self) -> None:
+        """Hold nothing from now on, and no reference to what ``is_ready`` belongs to."""
+        self._is_ready = lambda _: True
+
     def _may_run(self, request: Request) -> bool:
         return not self._scheduler.running or self._is_ready(request.sequences[0])

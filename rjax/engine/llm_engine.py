@@ -128,6 +128,7 @@ class LLMEngine(Closable):
         self._in_flight.clear()
         self._kv_events.close()
         self._masks.close()
+        self._held.close()
         self._worker.close()
         del self._worker
 

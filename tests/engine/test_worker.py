@@ -35,9 +35,9 @@ def test_nothing_is_compiled_after_a_warmup(tiny, capsys):
     assert "Compiling steps: 100%" in capsys.readouterr().err
     compiled = engine._worker.num_compiled
     # A step of each size; for each number of sequences the sampling "random" and "full", with
-    # logprobs and without.
+    # logprobs and without; and the prompt logprobs of the largest step.
     shapes = engine._worker.shapes.all
-    assert compiled == len(shapes) + 4 * len({shape.seqs for shape in shapes})
+    assert compiled == len(shapes) + 4 * len({shape.seqs for shape in shapes}) + 1
     want = run(make_engine(tiny), [("a", [1, 2, 3], GREEDY)])["a"].outputs[0].token_ids
     random = SamplingParams(max_tokens=3, seed=1, n=2)
     chosen = SamplingParams(max_tokens=3, seed=1, top_p=0.9, presence_penalty=1)
