@@ -12,7 +12,7 @@ from typing import Any
 from rjax.errors import InvalidConfigError
 
 ENGINE_NO_OPS = {
-    "--enforce-eager": "every step is a compiled program; '--warmup off' compiles none ahead",
+    "--enforce-eager": "every step is a compiled program; --warmup off compiles none ahead",
     "--enable-chunked-prefill": "prompts are always chunked (see --max-num-batched-tokens)",
     "--async-scheduling": "the next step always starts before the last one's tokens are read",
     "--trust-remote-code": "rjax never runs code of a checkpoint; 'rjax models' lists the families "
@@ -172,8 +172,22 @@ def instead_of(flag: str) -> str | None:
     return known.get(name) or known.get(name.replace("--no-", "--", 1))
 
 
+def _as_option(found: re.Match[str]) -> str:
+    if found[1] is None:  # quoted: a command
+        return found[0]
+    name = found[1].replace("-", "_")
+    return _OPTION_OF_FLAG.get(name, name)
+
+
+def _of_options(text: str) -> str:
+    """A text about flags, with the names of the options in their place."""
+    return re.sub(r"'[^']*'|--([a-z][a-z-]*)", _as_option, text)
+
+
+_OPTION_OF_FLAG = {"relay": "enable_relay_attention"}
+
 OPTION_NO_OPS: dict[str, str] = {
-    **{flag.removeprefix("--").replace("-", "_"): why for flag, why in ENGINE_NO_OPS.items()},
+    **{_of_options(flag): _of_options(why) for flag, why in ENGINE_NO_OPS.items()},
     "convert": "models are used as they are",
     "disable_custom_all_reduce": "XLA makes the collectives",
     "disable_log_stats": "nothing is logged; LLM.stats() has the figures",
@@ -206,7 +220,6 @@ _OFF: dict[str, object] = {  # besides None, False and what is empty
     "pipeline_parallel_size": 1,
 }
 _OTHER_NAMES = {"block_size": "page_size", "num_gpu_blocks_override": "num_pages"}
-_OPTION_OF_FLAG = {"relay": "enable_relay_attention"}
 
 
 def own_options(options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -252,11 +265,4 @@ def _instead(name: str) -> str | None:
     if name in _ALLOWED:
         return f"give one of {', '.join(map(repr, _ALLOWED[name]))}, or leave it out"
     text = INSTEAD.get("--" + name.replace("_", "-"))
-    return text and re.sub(r"'[^']*'|--([a-z][a-z-]*)", _as_option, text)
-
-
-def _as_option(found: re.Match[str]) -> str:
-    if found[1] is None:  # quoted: a command
-        return found[0]
-    name = found[1].replace("-", "_")
-    return _OPTION_OF_FLAG.get(name, name)
+    return text and _of_options(text)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rjax import engine_builder
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker import warmup
-from rjax.worker.multi_step_policy import MultiStepPolicy
+from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy
 from rjax.worker.step_runner import StepRunner
 
 from .test_background_warmup import wait_until_compiled
@@ -208,7 +208,12 @@ def test_a_warm_up_compiles_what_is_short(tiny, decides, monkeypatch):
     few = {"max_num_seqs": 3, "max_num_batched_tokens": 8, "warmup": "on"}
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     for compiles in (False, True):
-        monkeypatch.setattr(warmup, "_is_short", lambda *_, compiles=compiles: compiles)
+
+        def is_short(runner, state, shape, seconds, *, compiles=compiles) -> bool:
+            assert seconds == MAX_PROGRAM_SECONDS / AT_ONCE  # of one step
+            return compiles
+
+        monkeypatch.setattr(warmup, "_is_short", is_short)
         policy = decides(Drawn(1.0))
         monkeypatch.setattr(
             policy, "pays", lambda key, *, streams, policy=policy: key in policy._allowed
@@ -228,7 +233,7 @@ def test_a_warm_up_compiles_what_is_short(tiny, decides, monkeypatch):
 def test_a_step_is_short_on_the_device_or_beside_the_hosts_work(
     tiny, monkeypatch, host, device, short
 ):
-    """A step of so many seconds on the device, where 0.05 are short."""
+    """It takes the device at most 0.05 s, or less than the host takes to dispatch it."""
     now, done = [0.0], [0.0]
 
     class Runner(StepRunner):

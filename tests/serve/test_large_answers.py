@@ -80,7 +80,7 @@ async def whole(server: LiveServer, samples: int) -> list[bytes]:
 
 
 async def chat(server: LiveServer, samples: int) -> list[bytes]:
-    """The same of a chat with the logprobs of its own tokens."""
+    """The pieces of a chat's answer, with the logprobs of the generated tokens."""
     body = ChatCompletionRequest(
         messages=[{"role": "user", "content": "b"}], logprobs=True, top_logprobs=20
     )

@@ -15,8 +15,8 @@ _LOWEST = -9999.0  # instead of -inf, which JSON does not support
 class LazyList(Sequence[Any]):
     """A list whose entries are made when they are read, some at a time.
 
-    Log-probabilities of half a million tokens are so many objects that a call in C that makes or
-    checks them all, or a collection of garbage among them, stops all threads for seconds.
+    Half a million log-probabilities are millions of objects: a call in C that makes or checks them
+    all, or a garbage collection among them, stops all threads for a second.
 
     Args:
         length: number of entries.
