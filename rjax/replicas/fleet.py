@@ -15,13 +15,14 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from rjax.errors import EngineDeadError, InvalidConfigError
+from rjax.errors import InvalidConfigError
 from rjax.replicas.autoscaling import QueueAndKvPolicy
-from rjax.replicas.gateway import Gateway, ReplicaLostError
+from rjax.replicas.gateway import Gateway
 from rjax.replicas.gateway_metrics import GatewayMetrics
 from rjax.replicas.loopback import prepare_local_cluster
 from rjax.replicas.replica import Replica, ReplicaSettings
-from rjax.replicas.replica_request import Messages, ReplicaRequest
+from rjax.replicas.replica_client import ReplicaAnswer, ReplicaClient, ReplicaLostError
+from rjax.replicas.replica_request import ReplicaRequest
 from rjax.serve.config.replica_options import ReplicaOptions
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.protocol.errors import ApiError
@@ -31,7 +32,7 @@ APPLICATION = "rjax"
 
 _CONNECT_SECONDS = 5.0
 _POLL_SECONDS = 0.5  # between two looks at the state of the replicas
-_OBJECT_STORE = 512 * 2**20  # bytes; bodies and responses pass through it
+_OBJECT_STORE = 128 * 2**20  # bytes; only metrics pass through it
 _ROUTER_CLASSES: dict[str, Any] = {  # Ray takes import paths
     "prefix": "rjax.replicas.prefix_router.PrefixRouter",
     "round-robin": "ray.serve.experimental.round_robin_router.RoundRobinRouter",
@@ -86,7 +87,7 @@ class Fleet:
         self._ray_thread = ThreadPoolExecutor(1, "rjax-ray")
         self._generation = 0
         self._handle: Any = None
-        self._streams: Any = None
+        self._client: ReplicaClient
         self._num_running = 0
         self._lost_ray = False
         self._polling: asyncio.Task[None] | None = None
@@ -179,7 +180,6 @@ class Fleet:
             )
         except RuntimeError as error:
             self._raise_reason(error)
-        self._streams = self._handle.options(method_name="serve", stream=True)
 
     def _raise_reason(self, error: RuntimeError) -> None:
         """Raise what a replica raised in its constructor, in one line."""
@@ -243,30 +243,28 @@ class Fleet:
         """Replicas that run."""
         return self._num_running
 
-    async def serve(self, request: ReplicaRequest) -> AsyncGenerator[Messages]:
-        """See `rjax.replicas.gateway.Replicas`."""
-        from ray.exceptions import RayError, RayTaskError
+    @contextlib.asynccontextmanager
+    async def ask(self, request: ReplicaRequest) -> AsyncGenerator[ReplicaAnswer]:
+        """See `rjax.replicas.gateway.Replicas`.
+
+        Ray counts the request as one of the replica for the length of the block, in which
+        request and response pass over HTTP.
+        """
+        from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
-        responses = self._streams.remote(request)
-        finished = False
         try:
-            async for messages in responses:
-                yield messages
-            finished = True
-        except EngineDeadError as error:  # a RayTaskError too
-            raise ReplicaLostError(str(error)) from None
+            async with self._handle.choose_replica(request) as replica:
+                request.chosen = replica.replica_id
+                async with self._client.ask(replica.replica_metadata["url"], request) as answer:
+                    yield answer
         except RayServeException as error:
             _log.warning("no replica takes a request: %s", error)
             raise ApiError(503, "no replica takes requests now", code="overloaded") from error
-        except RayTaskError as error:
-            _log.error("a request failed in its replica", exc_info=error)
-            raise ApiError(500, "the server failed on this request; its log says why") from error
         except RayError as error:
             raise ReplicaLostError(str(error).splitlines()[0]) from error
         finally:
-            if not finished:
-                responses.cancel()
+            request.end()
 
     async def ask_all(self, method: str, seconds: float) -> list[Any]:
         """See `rjax.replicas.gateway.Replicas`."""
@@ -293,6 +291,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Follow the state of the replicas, and update them on SIGHUP."""
+        self._client = ReplicaClient(self._settings.replica.secret)
         self._polling = asyncio.ensure_future(self._poll())
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced the handlers in C
@@ -350,6 +349,7 @@ class Fleet:
         for task in (self._polling, self._updating):
             if task is not None:
                 task.cancel()
+        await self._client.close()
         await asyncio.to_thread(leave_cluster)
 
     def close(self) -> None:

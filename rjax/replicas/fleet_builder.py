@@ -1,6 +1,7 @@
 """Builds the fleet of the command ``rjax serve --replicas``."""
 
 import dataclasses
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from rjax.serve.config.http_options import HttpOptions
 from rjax.serve.config.replica_options import ReplicaOptions
 from rjax.serve.config.serve_config import ServeConfig
 
+_KEEP_SECONDS = 24 * 3600  # that a replica keeps unused connections
+
 
 class FleetLoader:
     """Loads a fleet, as `rjax.serve.loading.service_loader.ServiceLoader` loads a service.
@@ -24,6 +27,7 @@ class FleetLoader:
         prefix_files: paths of prefix files by prefix name.
         serve: configuration of the server.
         options: of the replicas.
+        engine_process: run each engine in a process of its own.
         drain_seconds: for the requests of a replica that ends.
         access_log, http_level: of the logs.
         stats_seconds: interval of each replica's throughput in the log; None never.
@@ -36,6 +40,7 @@ class FleetLoader:
         serve: ServeConfig,
         *,
         options: ReplicaOptions,
+        engine_process: bool,
         drain_seconds: float,
         access_log: bool,
         http_level: int,
@@ -44,7 +49,9 @@ class FleetLoader:
         replica = ReplicaSettings(
             config=_with_absolute_paths(config),
             prefix_files={name: str(Path(path).resolve()) for name, path in prefix_files.items()},
-            serve=dataclasses.replace(serve, http=_without_origins(serve.http)),
+            serve=_behind_the_gateway(serve),
+            secret=secrets.token_hex(32),
+            engine_process=engine_process,
             loopback=options.loopback,
             access_log=access_log,
             http_level=http_level,
@@ -90,9 +97,18 @@ class FleetLoader:
             raise
 
 
-def _without_origins(http: HttpOptions) -> HttpOptions:
-    """The options of a replica's app: the gateway answers browsers."""
-    return HttpOptions(root_path=http.root_path, tokenizer_info=http.tokenizer_info)
+def _behind_the_gateway(serve: ServeConfig) -> ServeConfig:
+    """The configuration of a replica's server: the gateway answers browsers, and its connections
+    are all that there are; it closes unused ones itself."""
+    return dataclasses.replace(
+        serve,
+        http=HttpOptions(root_path=serve.http.root_path, tokenizer_info=serve.http.tokenizer_info),
+        limits=dataclasses.replace(
+            serve.limits,
+            address_connections=serve.limits.open_connections,
+            keep_alive_seconds=_KEEP_SECONDS,
+        ),
+    )
 
 
 def _with_absolute_paths(config: EngineConfig) -> EngineConfig:

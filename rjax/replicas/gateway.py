@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from fastapi.responses import JSONResponse, Response
@@ -15,25 +16,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rjax.replicas.gateway_metrics import GatewayMetrics
 from rjax.replicas.merged_metrics import merge_expositions
 from rjax.replicas.prefix_blocks import prefix_blocks
-from rjax.replicas.replica_request import Messages, ReplicaRequest, plain_scope
+from rjax.replicas.replica_client import ReplicaAnswer, ReplicaLostError
+from rjax.replicas.replica_request import ReplicaRequest
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.auth import KeyRing
-from rjax.serve.http.disconnect import wait_for_disconnect
+from rjax.serve.http.disconnect import on_disconnect, set_probe, wait_for_disconnect
 from rjax.serve.http.request_limits import RequestLimitsMiddleware
+from rjax.serve.http.wire import Wire, offered_wire
 from rjax.serve.protocol.errors import ApiError, error_body, error_response
 from rjax.serve.protocol.responses import METRICS_TYPE, HealthResponse, LoadResponse
 from rjax.serve.protocol.value_count import at_most_values
 from rjax.serve.telemetry.refusal_log import RefusalLog
 
 _ATTEMPTS = 3  # of a request whose replica dies before its first output
+_PAUSE = 0.1  # seconds before another attempt, so that Ray notices
+_COMMENT = b":\n\n"
+_EVENT_END = b"\n\n"
 _SMALL = 32 * 2**10  # bytes; smaller bodies are parsed on the event loop
 _SECONDS = 5.0  # for figures of all replicas
 _ID_HEX = 32  # digits of a response id after the replica's tag
 _log = logging.getLogger("rjax.serve")
-
-
-class ReplicaLostError(Exception):
-    """The replica of a request died, or its engine did."""
 
 
 @runtime_checkable
@@ -45,11 +47,12 @@ class Replicas(Protocol):
         """Replicas that run."""
         ...
 
-    def serve(self, request: ReplicaRequest) -> AsyncGenerator[Messages]:
-        """The response of the replica that the router chooses. Closing the iterator cancels.
+    def ask(self, request: ReplicaRequest) -> AbstractAsyncContextManager[ReplicaAnswer]:
+        """The response of the replica that the router chooses. Leaving the block cancels.
 
         Raises:
             ReplicaLostError: the replica died.
+            ApiError: no replica takes the request.
         """
         ...
 
@@ -154,11 +157,12 @@ class Gateway:
 
     async def _relay(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _whole_body(receive)
-        request = ReplicaRequest(plain_scope(scope), body)
-        request.replica_tag, request.blocks = await self._routing(path, body, self._tenant(scope))
+        tag, blocks = await self._routing(path, body, self._tenant(scope))
+        request = ReplicaRequest(scope, body, blocks, tag)
         sending = asyncio.ensure_future(self._send(request, path, send))
         gone = asyncio.ensure_future(wait_for_disconnect(receive))
         aborted = asyncio.ensure_future(self._aborted.wait())
+        on_disconnect(scope, sending.cancel)
         tasks = (sending, gone, aborted)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -182,13 +186,14 @@ class Gateway:
 
     async def _send(self, request: ReplicaRequest, path: str, send: Send) -> None:
         """Relay the response of the first replica that does not die before its first output."""
-        response = _RelayedResponse(send, self._metrics.routed)
-        for attempt in range(_ATTEMPTS):
-            messages = self._replicas.serve(request)
+        response = _RelayedResponse(request.scope, send)
+        for number in range(_ATTEMPTS):
+            attempt = dataclasses.replace(request)
             try:
-                async with contextlib.aclosing(messages):
-                    async for ready in messages:
-                        await response.relay(ready)
+                async with self._replicas.ask(attempt) as answer:
+                    self._metrics.routed(attempt.routed_by)
+                    answer.headers.append((b"x-replica", attempt.chosen.encode()))
+                    await response.relay(answer)
                 return
             except ReplicaLostError as error:
                 if response.begun:
@@ -197,8 +202,9 @@ class Gateway:
                     await response.fail(path)
                     return
                 self._metrics.replica_died("retried")
-                _log.warning("attempt %d of a request: its replica died: %s", attempt + 1, error)
-                response.start = None
+                _log.warning("attempt %d of a request: its replica died: %s", number + 1, error)
+                request.avoided |= {attempt.chosen}
+                await asyncio.sleep(_PAUSE * number)
             except ApiError as error:
                 await response.replace(error_response(error, self._limits.retry_after))
                 return
@@ -231,38 +237,60 @@ class _RelayedResponse:
     be sent again until then.
 
     Args:
+        scope: of the request.
         send: of the connection.
-        routed: called with what chose the replica, when a response starts.
 
     Attributes:
-        start: the message that waits.
         begun: whether anything was sent.
     """
 
-    def __init__(self, send: Send, routed: Callable[[str], None]) -> None:
-        self.start: Message | None = None
+    def __init__(self, scope: Scope, send: Send) -> None:
         self.begun = False
+        self._scope = scope
         self._send = send
-        self._routed = routed
         self._events = False
+        self._last = _EVENT_END  # bytes that were relayed
 
-    async def relay(self, messages: Messages) -> None:
-        for message in messages:
-            if message["type"] == "http.response.start":
-                self._routed(message.pop("routed_by", ""))
-                self.start = message
-                continue
-            if not (message.get("body") or self.begun) and message.get("more_body"):
-                continue
-            await self._begin()
-            await self._send(message)
+    async def relay(self, answer: ReplicaAnswer) -> None:
+        """Send the whole response.
 
-    async def _begin(self) -> None:
-        if not self.begun and self.start is not None:
-            self.begun = True
-            headers = dict(self.start["headers"])
-            self._events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
-            await self._send(self.start)
+        Raises:
+            ReplicaLostError: the replica died.
+        """
+        part = await answer.read()
+        kind = dict(answer.headers).get(b"content-type", b"")
+        self._events = kind.startswith(b"text/event-stream")
+        self.begun = True
+        await self._send(
+            {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
+        )
+        wire = offered_wire(self._scope) if self._events else None
+        if wire is not None:
+            await self._write(part, answer, wire)
+        else:
+            while part:
+                self._last = part
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+                part = await answer.read()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, part: bytes, answer: ReplicaAnswer, wire: Wire) -> None:
+        """Write the body as it comes, and no faster than the client reads."""
+        resumed = asyncio.Event()
+        wire.on_resume(resumed.set)
+
+        def probe() -> None:
+            if self._last.endswith(_EVENT_END):
+                wire.write(_COMMENT)
+
+        set_probe(self._scope, probe)
+        while part:
+            self._last = part
+            wire.write(part)
+            while wire.is_paused:
+                resumed.clear()
+                await resumed.wait()
+            part = await answer.read()
 
     async def fail(self, path: str) -> None:
         """End a stream of events by an error; other responses are cut off."""
@@ -270,10 +298,11 @@ class _RelayedResponse:
             raise ConnectionAbortedError("the replica died")
         data = json.dumps(error_body(503, "the replica of this request died", "engine_dead"))
         name = "event: error\n" if path == "/v1/responses" else ""
+        end = "" if self._last.endswith(_EVENT_END) else "\n\n"  # of an event that was cut off
         await self._send(
             {
                 "type": "http.response.body",
-                "body": f"{name}data: {data}\n\n".encode(),
+                "body": f"{end}{name}data: {data}\n\n".encode(),
                 "more_body": False,
             }
         )

@@ -5,6 +5,10 @@ actor that every request calls and waits for, and falls back to two random repli
 imbalance. This router matches hash chains in the router's own process.
 """
 
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -16,8 +20,8 @@ from rjax.replicas.replica_request import ReplicaRequest
 class PrefixRouter(RequestRouter):
     """Routes by `PrefixAffinity`, over the requests that this router has under way.
 
-    The first argument of every request is a `ReplicaRequest`. A replica at
-    ``max_ongoing_requests`` is passed over by Ray, which then tries the next one.
+    The first argument of every request is a `ReplicaRequest`, which says when it has ended. A
+    replica at ``max_ongoing_requests`` is passed over by Ray, which then tries the next one.
     """
 
     def initialize_state(self, *, tolerance: float, **more: Any) -> None:
@@ -46,31 +50,31 @@ class PrefixRouter(RequestRouter):
         loads = {name: self._loads.get(name, 0) for name in by_id}
         choice = self._affinity.choose(request.blocks, loads)
         ranked, reason = choice.ranked, choice.reason
-        if request.replica_tag:
-            tagged = [r for r in ranked if r.unique_id == request.replica_tag]
-            if tagged:
-                ranked, reason = tagged, "tag"
+        ranked.sort(key=lambda r: r.unique_id in request.avoided)
+        tagged = [r for r in ranked if r.unique_id == request.replica_tag]
+        if tagged:
+            ranked, reason = tagged, "tag"
         request.routed_by = reason
-        # Requests that arrive before Ray reports this choice must count it and know its prefix.
+        # Requests that arrive before Ray has the chosen replica must count this one.
         request_id = pending_request.metadata.internal_request_id
+        loop = asyncio.get_running_loop()
+        request.on_end = functools.partial(_call, loop, functools.partial(self._end, request_id))
         self._begin(request_id, ranked[0])
         self._affinity.remember(request.blocks, ranked[0])
         pending_request.future.add_done_callback(
-            lambda chosen: self._end(request_id) if chosen.cancelled() else None
+            lambda chosen: self._chosen(request_id, request, chosen)
         )
         return [[by_id[name]] for name in ranked]
 
-    def on_request_routed(
-        self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
+    def _chosen(
+        self, request_id: str, request: ReplicaRequest, chosen: "asyncio.Future[RunningReplica]"
     ) -> None:
-        """Note the replica that took the request."""
-        request: ReplicaRequest = pending_request.args[0]
-        self._begin(pending_request.metadata.internal_request_id, replica_id)
-        self._affinity.remember(request.blocks, replica_id)
-
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Count the request out."""
-        self._end(internal_request_id)
+        """Note the replica that takes the request. Its client may have left meanwhile."""
+        if chosen.cancelled() or chosen.exception() is not None or request.ended:
+            self._end(request_id)
+        else:
+            self._begin(request_id, chosen.result().replica_id)
+            self._affinity.remember(request.blocks, chosen.result().replica_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Forget the prefixes of replicas that are gone."""
@@ -98,3 +102,9 @@ class PrefixRouter(RequestRouter):
         self._affinity.keep_only(left)
         self._under_way = {name: r for name, r in self._under_way.items() if r in left}
         self._loads = {r: n for r, n in self._loads.items() if r in left}
+
+
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """Call on the router's thread, unless it has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback)

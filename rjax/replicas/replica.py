@@ -1,23 +1,21 @@
-"""The deployment of Ray Serve: one engine with the app of a server alone."""
+"""The deployment of Ray Serve: one engine with the HTTP server and app of a server alone."""
 
 import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from starlette.types import ASGIApp
 
 from rjax.config import EngineConfig
 from rjax.engine.stats import EngineStats
 from rjax.errors import EngineDeadError
 from rjax.kv_events_config import kv_events_config
-from rjax.replicas.asgi_call import call_app
 from rjax.replicas.loopback import bind_replica_to_loopback
-from rjax.replicas.replica_request import Messages, ReplicaRequest
-from rjax.serve.api.service import Service
+from rjax.replicas.replica_app import ReplicaApp
+from rjax.serve.config.addresses import HostAddress
 from rjax.serve.config.serve_config import ServeConfig
+from rjax.serve.http.server import Server, set_ulimit
 from rjax.serve.loading.service_loader import ServiceLoader
 from rjax.serve.telemetry.logs import set_up_logs
 
@@ -32,6 +30,8 @@ class ReplicaSettings:
         config: of the engine, with absolute paths.
         prefix_files: paths of prefix files by prefix name.
         serve: configuration of its app.
+        secret: of the gateway, which the replica's HTTP server asks for.
+        engine_process: run the engine in a process of its own.
         loopback: listen on this machine only.
         stats_seconds: interval of the throughput in the log; None never.
         access_log, http_level: of `rjax.serve.telemetry.logs.set_up_logs`.
@@ -40,6 +40,8 @@ class ReplicaSettings:
     config: EngineConfig
     prefix_files: Mapping[str, str]
     serve: ServeConfig
+    secret: str = dataclasses.field(repr=False)
+    engine_process: bool
     loopback: bool
     stats_seconds: float | None
     access_log: bool
@@ -47,7 +49,8 @@ class ReplicaSettings:
 
 
 class Replica:
-    """One replica; Ray creates it in a process of its own and calls its methods.
+    """One replica; Ray creates it in a process of its own and calls its methods. The gateway's
+    requests come to the HTTP server whose address is in `record_replica_metadata`.
 
     Args:
         settings: of the replica.
@@ -58,60 +61,55 @@ class Replica:
         from ray import serve
 
         set_up_logs(access_log=settings.access_log, http_level=settings.http_level)
+        set_ulimit(settings.serve.limits)
         if settings.loopback:
             bind_replica_to_loopback()
         self._settings = settings
         self._tag = serve.get_replica_context().replica_id.unique_id
+        config = dataclasses.replace(settings.serve, replica_tag=self._tag)
         loader = ServiceLoader(
             _with_event_rank(settings.config, serve.get_replica_context().rank.rank),
             settings.prefix_files,
-            dataclasses.replace(settings.serve, replica_tag=self._tag),
-            engine_process=False,
+            config,
+            engine_process=settings.engine_process,
         )
-        self._service: Service
-        self._app: ASGIApp
-        self._service, self._app = loader.load()
-        self._started = False
-        self._logging: asyncio.Task[None] | None = None
+        self._service, app = loader.load()
+        self._ready = asyncio.Event()
+        self._server = Server(
+            ReplicaApp(config, settings.secret, lambda: self._service.failed),
+            lambda: (self._service, app),
+            stats_seconds=settings.stats_seconds,
+            ready=self._ready.set,
+        )
+        self._serving: asyncio.Task[None] | None = None
         _log.info("replica %s of generation %d is loaded", self._tag, generation)
 
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        """Called by Ray once, before the first request: starts the HTTP server. Returns its
+        "url"."""
+        from ray.util import get_node_ip_address
+
+        address = HostAddress("127.0.0.1" if self._settings.loopback else get_node_ip_address(), 0)
+        with address.bound() as bound:
+            listener = bound.dup()  # the server closes it
+        self._serving = asyncio.ensure_future(self._server.run_on(listener))
+        ready = asyncio.ensure_future(self._ready.wait())
+        await asyncio.wait((ready, self._serving), return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._serving.done():
+            self._serving.result()
+        return {"url": address.url(listener)}
+
     async def check_health(self) -> None:
-        """Called by Ray, for the first time before the first request.
+        """Called by Ray.
 
         Raises:
             EngineDeadError: the engine is dead or hung, or no worker process can read requests; if
                 that lasts, Ray replaces the replica.
         """
-        if not self._started:
-            self._started = True
-            await self._service.start()
-            if self._settings.stats_seconds is not None:
-                self._logging = asyncio.ensure_future(
-                    self._service.log_throughput(self._settings.stats_seconds)
-                )
-        health = self._service.health
+        health = self._service.health if self._ready.is_set() else "starting"
         if health in ("dead", "hung", "workers_hung"):
             raise EngineDeadError(f"replica {self._tag} is not healthy: {health}")
-
-    async def serve(self, request: ReplicaRequest) -> AsyncGenerator[Messages]:
-        """Answer a request; yields its ASGI messages. Cancelling it is a disconnect. The header
-        ``X-Replica`` of the response has the replica's tag, and
-        the first message says what chose the replica.
-
-        Raises:
-            EngineDeadError: the engine is dead, so another replica should answer.
-        """
-        if self._service.failed:
-            raise EngineDeadError("the engine of this replica stopped")
-        messages = call_app(self._app, request.scope, request.body)
-        try:
-            async for ready in messages:
-                if ready[0]["type"] == "http.response.start":
-                    ready[0]["headers"] = [*ready[0]["headers"], (b"x-replica", self._tag.encode())]
-                    ready[0]["routed_by"] = request.routed_by
-                yield ready
-        finally:
-            await messages.aclose()
 
     async def metrics(self) -> tuple[str, bytes]:
         """The replica's tag and its metrics in Prometheus' format."""
@@ -148,10 +146,11 @@ class Replica:
 
     async def __del__(self) -> None:
         """Called by Ray once, after the last request."""
-        if self._logging is not None:
-            self._logging.cancel()
-        await self._service.stop()
-        self._service.close()
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+        else:
+            self._service.close()
 
 
 def _with_event_rank(config: EngineConfig, rank: int) -> EngineConfig:

@@ -1,40 +1,40 @@
-"""A request on its way from the gateway to a replica."""
+"""A request on its way through the router to a replica."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
 
-from starlette.types import Message, Scope
-
-_SCOPE_KEYS = (
-    *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path"),
-    *("query_string", "root_path", "headers", "client", "server"),
-)
+from starlette.types import Scope
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class ReplicaRequest:
-    """One HTTP request, in plain values.
+    """One attempt to have an HTTP request answered by a replica. It stays in the gateway's process,
+    where the router runs on another thread.
 
     Attributes:
-        scope: of ASGI, without what belongs to the server's process.
+        scope: of ASGI.
         body: all of it.
         blocks: keys of the prompt, as `rjax.replicas.prefix_blocks` returns them.
         replica_tag: the replica that must get it, if it still runs; "" lets the router choose.
-        routed_by: set by the router, in the copy of the request that the replica gets: "prefix",
-            "overloaded", "new", "tag", or "" with Ray's own routers.
+        avoided: tags of replicas that died on this request.
+        routed_by: set by the router: "prefix", "overloaded", "new", "tag", or "" with Ray's own
+            routers.
+        chosen: the tag of the replica, once there is one.
+        ended: whether the attempt is over.
+        on_end: set by the router; called when the attempt is over.
     """
 
-    scope: dict[str, Any]
+    scope: Scope
     body: bytes
     blocks: tuple[bytes, ...] = ()
     replica_tag: str = ""
+    avoided: frozenset[str] = frozenset()
     routed_by: str = ""
+    chosen: str = ""
+    ended: bool = False
+    on_end: Callable[[], object] = lambda: None
 
-
-def plain_scope(scope: Scope) -> dict[str, Any]:
-    """The values of an ASGI scope that another process can use."""
-    return {key: scope[key] for key in _SCOPE_KEYS if key in scope}
-
-
-type Messages = list[Message]
-"""Consecutive ASGI messages of a response."""
+    def end(self) -> None:
+        """The attempt is over."""
+        self.ended = True
+        self.on_end()

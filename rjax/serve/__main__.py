@@ -94,13 +94,9 @@ def _serve(arguments: argparse.Namespace) -> int:
             http = dataclasses.replace(serve.http, allowed_hosts=())
             serve = dataclasses.replace(serve, http=http)
         stats_seconds = None if arguments.disable_log_stats else _STATS_SECONDS
+        engine_process = not arguments.disable_frontend_multiprocessing
         if replicas is None:
-            loader = ServiceLoader(
-                config,
-                prefix_files,
-                serve,
-                engine_process=not arguments.disable_frontend_multiprocessing,
-            )
+            loader = ServiceLoader(config, prefix_files, serve, engine_process=engine_process)
         else:
             from rjax.replicas.fleet_builder import FleetLoader
 
@@ -109,6 +105,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 prefix_files,
                 serve,
                 options=replicas,
+                engine_process=engine_process,
                 drain_seconds=arguments.drain_seconds,
                 access_log=arguments.access_log,
                 http_level=command_line.LOG_LEVELS[arguments.uvicorn_log_level],

@@ -3,8 +3,7 @@
 ASGI reports a disconnect as a message, which a task has to wait for. With thousands of streams it
 comes after several turns of a busy event loop, while the engine goes on for clients that have left.
 `rjax.serve.http.http_protocol` therefore calls what a request registers with `on_disconnect` as
-soon as the connection is lost. Other ASGI servers, such as that of Ray Serve, send the message
-only.
+soon as the connection is lost. Other ASGI servers send the message only.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 An ASGI message passes every middleware and h11, for each chunk of a stream.
 `rjax.serve.http.http_protocol` therefore offers a `Wire` of the connection in
-the scope of each request. Other ASGI servers, such as that of Ray Serve, get messages.
+the scope of each request. HTTP/1.0 and other ASGI servers get messages.
 """
 
 import asyncio

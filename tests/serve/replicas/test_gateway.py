@@ -14,9 +14,9 @@ import pytest
 from pydantic_core import from_json
 
 from rjax.replicas import gateway as gateway_module
-from rjax.replicas.asgi_call import call_app
-from rjax.replicas.gateway import Gateway, ReplicaLostError
+from rjax.replicas.gateway import Gateway
 from rjax.replicas.gateway_metrics import GatewayMetrics
+from rjax.replicas.replica_client import ReplicaAnswer, ReplicaLostError
 from rjax.replicas.replica_request import ReplicaRequest
 from rjax.serve.config.http_options import HttpOptions
 from rjax.serve.config.serve_config import ServeConfig
@@ -27,24 +27,16 @@ JSON = [(b"content-type", b"application/json")]
 BODY = {"messages": [{"role": "user", "content": "Who?"}]}
 
 
-def start(headers=JSON, status: int = 200) -> dict[str, Any]:
-    return {
-        "type": "http.response.start",
-        "status": status,
-        "headers": headers,
-        "routed_by": "prefix",
-    }
-
-
-def part(text: str, more: bool = True) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": text.encode(), "more_body": more}
+def start(headers=JSON, status: int = 200) -> tuple[int, Any]:
+    return status, headers
 
 
 @dataclasses.dataclass
 class Scripted:
     """Replicas that answer the requests by scripts, one after another.
 
-    An entry of a script is a list of messages, an exception to raise, or an event to wait for.
+    A script is the start of a response and parts of its body; an exception is raised in its place,
+    and an event is waited for.
     """
 
     scripts: list[list[Any]]
@@ -53,17 +45,28 @@ class Scripted:
     closed: int = 0
     answers: bool = True
 
-    async def serve(self, request: ReplicaRequest) -> AsyncGenerator[list[Any]]:
+    @contextlib.asynccontextmanager
+    async def ask(self, request: ReplicaRequest) -> AsyncGenerator[ReplicaAnswer]:
         self.asked.append(request)
         script = self.scripts.pop(0)
+        request.routed_by, request.chosen = "prefix", f"r{len(self.asked)}"
+
+        async def read() -> bytes:
+            if not script:
+                return b""
+            entry = script.pop(0)
+            if isinstance(entry, Exception):
+                raise entry
+            if isinstance(entry, asyncio.Event):
+                await entry.wait()
+                return b""
+            return entry
+
         try:
-            for entry in script:
-                if isinstance(entry, Exception):
-                    raise entry
-                if isinstance(entry, asyncio.Event):
-                    await entry.wait()
-                else:
-                    yield entry
+            if not isinstance(script[0], tuple):
+                await read()
+            status, headers = script.pop(0)
+            yield ReplicaAnswer(status, list(headers), read)
         finally:
             self.closed += 1
 
@@ -98,7 +101,7 @@ def counts(app: Gateway) -> str:
 
 
 def test_a_response_is_relayed_as_it_is():
-    app, replicas = gateway([[[start(status=400), part('{"error"', True)], [part(": 1}", False)]]])
+    app, replicas = gateway([[start(status=400), b'{"error"', b": 1}"]])
     found = send(app, json=BODY, headers={"x-mine": "1"}, params={"q": "2"})
     assert (found.status_code, found.json()) == (400, {"error": 1})
     (request,) = replicas.asked
@@ -110,18 +113,20 @@ def test_a_response_is_relayed_as_it_is():
     assert 'routed_requests_total{model_name="m",reason="prefix"} 1.0' in counts(app)
 
 
-@pytest.mark.parametrize("begun", [[], [[start(SSE)]]], ids=["nothing", "headers"])
+@pytest.mark.parametrize("begun", [[], [start(SSE)]], ids=["nothing", "headers"])
 def test_a_request_is_sent_again_before_its_first_output(begun):
-    good = [[start(SSE), part("data: a\n\n"), part("", False)]]
+    good = [start(SSE), b"data: a\n\n"]
     app, replicas = gateway([[*begun, ReplicaLostError("died")], good])
     found = send(app, json=BODY)
     assert (found.status_code, found.text) == (200, "data: a\n\n")
     assert len(replicas.asked) == replicas.closed == 2
+    assert [request.avoided for request in replicas.asked] == [frozenset(), {"r1"}]
+    assert found.headers["x-replica"] == "r2"
     assert 'replica_failures_total{model_name="m",outcome="retried"} 1.0' in counts(app)
 
 
 def test_a_request_is_not_sent_again_for_ever():
-    app, replicas = gateway([[ReplicaLostError("died")]] * 3)
+    app, replicas = gateway([[ReplicaLostError("died")] for _ in range(3)])
     found = send(app, json=BODY)
     assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_dead")
     assert found.headers["retry-after"]
@@ -131,8 +136,9 @@ def test_a_request_is_not_sent_again_for_ever():
 @pytest.mark.parametrize(
     ("path", "name"), [("/v1/chat/completions", ""), ("/v1/responses", "event: error\n")]
 )
-def test_a_stream_that_loses_its_replica_ends_by_an_error(path, name):
-    app, replicas = gateway([[[start(SSE), part("data: a\n\n")], ReplicaLostError("died")]])
+@pytest.mark.parametrize("cut_off", [[b"data: a\n\n"], [b"data:", b" a"]], ids=["whole", "cut"])
+def test_a_stream_that_loses_its_replica_ends_by_an_error(path, name, cut_off):
+    app, replicas = gateway([[start(SSE), *cut_off, ReplicaLostError("died")]])
     found = send(app, path=path, json=BODY)
     assert found.text.startswith("data: a\n\n" + name + "data: {")
     error = json.loads(found.text.split("data: ")[2])["error"]
@@ -143,11 +149,10 @@ def test_a_stream_that_loses_its_replica_ends_by_an_error(path, name):
 
 def test_a_half_sent_document_is_cut_off():
     """A client would take an error at its end for a part of it."""
-    app, _ = gateway([[[start(), part('{"a": ')], ReplicaLostError("died")]])
+    app, _ = gateway([[start(), b'{"a": ', ReplicaLostError("died")]])
     messages = run_raw(app)
     assert [m["type"] for m in messages] == ["http.response.start", "http.response.body"]
     assert messages[-1]["more_body"]
-    assert "routed_by" not in messages[0]
 
 
 def run_raw(app, wait: float | None = None) -> list[dict[str, Any]]:
@@ -180,7 +185,7 @@ def run_raw(app, wait: float | None = None) -> list[dict[str, Any]]:
 
 
 def test_a_disconnect_ends_the_request_in_its_replica():
-    app, replicas = gateway([[[start(SSE), part("data: a\n\n")], asyncio.Event()]])
+    app, replicas = gateway([[start(SSE), b"data: a\n\n", asyncio.Event()]])
     messages = run_raw(app, wait=0.1)
     assert replicas.closed == 1
     assert app.num_live == 0
@@ -188,7 +193,7 @@ def test_a_disconnect_ends_the_request_in_its_replica():
 
 
 def test_an_abort_ends_requests_and_draining_refuses_new_ones():
-    app, replicas = gateway([[asyncio.Event()], [[start(), part("{}", False)]]])
+    app, replicas = gateway([[asyncio.Event()], [start(), b"{}"]])
 
     async def run() -> None:
         transport = httpx2.ASGITransport(app)
@@ -215,7 +220,7 @@ def test_errors_of_replicas_are_openai_errors():
 
 
 def test_keys_are_checked_here_too():
-    app, replicas = gateway([[[start(), part("{}", False)]]], keys=["first-key-1234"])
+    app, replicas = gateway([[start(), b"{}"]], keys=["first-key-1234"])
     assert send(app, json=BODY).status_code == 401
     assert send(app, "GET", "/metrics").status_code == 401
     assert send(app, "GET", "/health").json() == {"status": "ready"}
@@ -226,7 +231,7 @@ def test_keys_are_checked_here_too():
 
 
 def test_routes_over_all_replicas():
-    app, replicas = gateway([[[start(), part("{}", False)]]])
+    app, replicas = gateway([[start(), b"{}"]])
     assert send(app, "GET", "/load").json() == {"server_load": 5}
     text = send(app, "GET", "/metrics").text
     assert 'rjax:a{replica="r1",model_name="m"} 1' in text
@@ -245,8 +250,7 @@ def test_routes_over_all_replicas():
 
 def test_stored_responses_are_asked_of_the_replica_that_has_them():
     name = "resp_" + "ab12cd34" + "0" * 32
-    good = [[start(), part("{}", False)]]
-    app, replicas = gateway([good] * 5)
+    app, replicas = gateway([[start(), b"{}"] for _ in range(5)])
     send(app, "GET", f"/v1/responses/{name}")
     send(app, "GET", f"/v1/responses/{name}/input_items")
     send(app, path="/v1/responses", json={"input": "a", "previous_response_id": name})
@@ -257,7 +261,7 @@ def test_stored_responses_are_asked_of_the_replica_that_has_them():
 
 def test_browsers_are_answered_here():
     app, replicas = gateway(
-        [[[start(), part("{}", False)]]], allowed_origins=("https://a.example",), root_path="/llm"
+        [[start(), b"{}"]], allowed_origins=("https://a.example",), root_path="/llm"
     )
     asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     found = send(app, "OPTIONS", headers=asked)
@@ -268,38 +272,6 @@ def test_browsers_are_answered_here():
     )
     assert found.headers["access-control-allow-origin"] == "https://a.example"
     assert replicas.asked[0].blocks
-
-
-def test_an_app_is_called_without_a_connection():
-    gone = []
-
-    async def app(scope, receive, send):
-        assert (await receive())["body"] == b"body"
-        await send(start())
-        await send(part("a"))
-        if scope["path"] == "/fails":
-            raise ZeroDivisionError
-        try:
-            gone.append((await receive())["type"])
-        finally:
-            await asyncio.sleep(0.01)
-            gone.append("ended")
-
-    async def first(path: str) -> list[Any]:
-        messages = call_app(app, {"path": path}, b"body")
-        found = await anext(messages)
-        if path == "/fails":
-            with pytest.raises(ZeroDivisionError):
-                await anext(messages)
-        await messages.aclose()
-        return found
-
-    assert [m["type"] for m in asyncio.run(first("/"))] == [
-        "http.response.start",
-        "http.response.body",
-    ]
-    assert gone == ["http.disconnect", "ended"]
-    asyncio.run(first("/fails"))
 
 
 RESPONSE = "resp_r1" + "0" * 32
@@ -320,7 +292,7 @@ RESPONSE = "resp_r1" + "0" * 32
 )
 def test_a_body_that_cannot_be_read_is_relayed(body):
     """The replica refuses it."""
-    app, replicas = gateway([[[start(status=400), part("{}", False)]]])
+    app, replicas = gateway([[start(status=400), b"{}"]])
     assert send(app, path="/v1/responses", content=body).status_code == 400
     (request,) = replicas.asked
     assert (request.body, request.replica_tag, request.blocks) == (body, "", ())
@@ -342,7 +314,7 @@ def test_large_bodies_are_parsed_off_the_event_loop_one_at_a_time(monkeypatch, s
     plain = gateway_module._read_routing
     monkeypatch.setattr(gateway_module, "_read_routing", watched)
     monkeypatch.setattr(gateway_module, "from_json", _only_inside(running, from_json))
-    app, replicas = gateway([[[start(), part("{}", False)]] for _ in range(4)])
+    app, replicas = gateway([[start(), b"{}"] for _ in range(4)])
     body = {"input": "a" * size, "previous_response_id": RESPONSE}
 
     async def ask() -> None:

@@ -32,8 +32,8 @@ class FakeReplica(RunningReplica):
         return 0
 
 
-def pending(number: int, blocks=(), tag: str = "") -> PendingRequest:
-    request = ReplicaRequest({}, b"", tuple(blocks), replica_tag=tag)
+def pending(number: int, blocks=(), tag: str = "", avoided=()) -> PendingRequest:
+    request = ReplicaRequest({}, b"", tuple(blocks), tag, frozenset(avoided))
     metadata = RequestMetadata(request_id=str(number), internal_request_id=str(number))
     return PendingRequest(args=[request], kwargs={}, metadata=metadata)
 
@@ -65,9 +65,10 @@ def routed(scenario, no_ray_metrics, tolerance: float = 2) -> None:
 
 def test_equal_prefixes_go_to_one_replica_until_it_is_overloaded(no_ray_metrics):
     async def scenario(router, replicas):
-        homes, reasons = [], []
+        homes, reasons, all_asked = [], [], []
         for number in range(5):
             asked = pending(number, [b"system", b"user %d" % number])
+            all_asked.append(asked.args[0])
             ranks = await router.choose_replicas(replicas, asked)
             assert sorted(r.replica_id.unique_id for (r,) in ranks) == ["a", "b"]
             homes.append(ranks[0][0].replica_id.unique_id)
@@ -75,8 +76,9 @@ def test_equal_prefixes_go_to_one_replica_until_it_is_overloaded(no_ray_metrics)
         # Half of each prompt is known: a lead of one request is outweighed, one of two is not.
         assert homes[:2] == [homes[0]] * 2
         assert reasons[:3] == ["new", "prefix", "overloaded"]
-        for number in range(5):
-            router.on_request_completed(replicas[0].replica_id, str(number))
+        for request in all_asked:
+            request.end()
+        await asyncio.sleep(0)
         assert set(router._loads.values()) == {0}
         assert not router._under_way
 
@@ -96,19 +98,55 @@ def test_a_tag_wins_while_its_replica_runs(no_ray_metrics):
     routed(scenario, no_ray_metrics)
 
 
+def test_a_replica_that_died_on_a_request_comes_last(no_ray_metrics):
+    async def scenario(router, replicas):
+        ((first,), _) = await router.choose_replicas(replicas, pending(1, [b"x"]))
+        again = pending(2, [b"x"], avoided=[first.replica_id.unique_id])
+        ((other,), (last,)) = await router.choose_replicas(replicas, again)
+        assert other != first and last == first
+        alone = pending(3, [b"x"], avoided=[first.replica_id.unique_id])
+        assert await router.choose_replicas([first], alone) == [[first]]
+
+    routed(scenario, no_ray_metrics)
+
+
 def test_cancelled_and_moved_requests_are_counted_once(no_ray_metrics):
     async def scenario(router, replicas):
         asked = pending(1, [b"x"])
         for _ in range(2):  # Ray asks again when a replica rejects
             ranks = await router.choose_replicas(replicas, asked)
-        other = ranks[1][0].replica_id
-        router.on_request_routed(asked, other, None)
-        assert router._loads == {ranks[0][0].replica_id: 0, other: 1}
+        ((first,), (other,)) = ranks
+        asked.future.set_result(other)
+        await asyncio.sleep(0)
+        assert router._loads == {first.replica_id: 0, other.replica_id: 1}
         left = pending(2, [b"x"])
         await router.choose_replicas(replicas, left)
         left.future.cancel()
         await asyncio.sleep(0)
         assert sum(router._loads.values()) == 1
+
+    routed(scenario, no_ray_metrics)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "after"])
+def test_a_request_whose_client_leaves_is_counted_out(no_ray_metrics, when):
+    """Ray goes on to choose a replica for it."""
+
+    async def scenario(router, replicas):
+        asked = pending(1, [b"x"])
+        request: ReplicaRequest = asked.args[0]
+        if when == "before":
+            request.end()
+        ranks = await router.choose_replicas(replicas, asked)
+        if when == "meanwhile":
+            request.end()
+        asked.future.set_result(ranks[0][0])
+        await asyncio.sleep(0)
+        if when == "after":
+            assert sum(router._loads.values()) == 1
+            request.end()
+        await asyncio.sleep(0)
+        assert not router._under_way and sum(router._loads.values()) == 0
 
     routed(scenario, no_ray_metrics)
 
@@ -122,7 +160,8 @@ def test_prefixes_of_replicas_that_end_are_forgotten(no_ray_metrics):
         ((chosen,),) = await router.choose_replicas([other], again)
         assert (chosen, again.args[0].routed_by) == (other, "new")
         assert home.replica_id not in router._loads
-        router.on_request_completed(home.replica_id, "1")
+        first.args[0].end()
+        await asyncio.sleep(0)
         router.on_replica_actor_died(other.replica_id)
         assert len(router._affinity) == 0
 
