@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rjax.async_llm import AsyncLLM
     from rjax.beam_search import BeamSearchParams
     from rjax.config import EngineConfig
+    from rjax.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from rjax.errors import (
         ContextLengthError,
         InvalidConfigError,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         RjaxError,
     )
+    from rjax.inputs import PromptType, TextPrompt, TokensPrompt
     from rjax.llm import LLM
     from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from rjax.sampling import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -28,16 +30,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
     "ContextLengthError",
+    "EngineArgs",
     "EngineConfig",
     "InvalidConfigError",
     "InvalidRequestError",
     "Logprob",
     "OutOfMemoryError",
+    "PromptType",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
@@ -45,6 +50,8 @@ __all__ = [
     "SamplingParams",
     "ScoreOutput",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 _HOME = {
@@ -53,6 +60,8 @@ _HOME = {
     "AsyncLLMEngine": "rjax.async_engine",
     "BeamSearchParams": "rjax.beam_search",
     "EngineConfig": "rjax.config",
+    **dict.fromkeys(("AsyncEngineArgs", "EngineArgs"), "rjax.engine.arg_utils"),
+    **dict.fromkeys(("PromptType", "TextPrompt", "TokensPrompt"), "rjax.inputs"),
     "SamplingParams": "rjax.sampling",
     "RequestOutputKind": "rjax.sampling",
     "ScoreOutput": "rjax.scoring",

@@ -2,16 +2,18 @@
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import math
 import pathlib
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Never
 
 from rjax.async_engine import AsyncLLMEngine, QueueLimits
 from rjax.closing import Closable
 from rjax.config import EngineConfig, RelaySettings
 from rjax.conversations import encode_conversations
+from rjax.engine.arg_utils import EngineArgs
 from rjax.engine.protocol import Engine
 from rjax.engine_channel.channel import EngineChannel, RemotePrefixEngine
 from rjax.engine_channel.process_channel import ProcessChannel
@@ -22,6 +24,7 @@ from rjax.prefixed_prompts import PrefixedPrompts
 from rjax.prompts import Prompt, raise_first_refusal
 from rjax.request_runner import default_sampling_params
 from rjax.sampling import SamplingParams
+from rjax.vllm_names import ARGUMENTS, missing_attribute, refuse_arguments
 
 _NO_LIMITS = QueueLimits(
     sequences=sys.maxsize,
@@ -115,6 +118,16 @@ class AsyncLLM:
             return f"AsyncLLM({self._served.channel.facts.description} in a process)"
         return f"AsyncLLM({self._engine!r})"
 
+    if not TYPE_CHECKING:  # type checkers report what is missing themselves
+
+        def __getattr__(self, name: str) -> Never:
+            raise missing_attribute(self, name)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "AsyncLLM":
+        """An AsyncLLM with these options."""
+        return cls(**dataclasses.asdict(engine_args))
+
     async def generate(
         self,
         prompt: Any,
@@ -125,6 +138,7 @@ class AsyncLLM:
         prefix: str | None = None,
         cache_salt: str | None = None,
         timeout: float | None = None,
+        **vllm: Any,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt and yield its outputs; the last one has ``finished`` set.
 
@@ -137,13 +151,14 @@ class AsyncLLM:
             prompt: a text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``.
             sampling_params: None takes the model's defaults.
             request_id: for `abort`; unique among unfinished requests. None generates one.
-            priority, prefix, cache_salt, timeout: as in `LLM.generate`.
+            priority, prefix, cache_salt, timeout, vllm: as in `LLM.generate`.
 
         Raises:
             InvalidRequestError: the prompt cannot be served.
             EngineDeadError: the engine stopped on an error.
             EngineClosedError: this AsyncLLM is or was closed.
         """
+        refuse_arguments("AsyncLLM.generate", vllm, ARGUMENTS)
         await self._ensure_started()
         encode = self._prompts.encode
         if prefix is None:

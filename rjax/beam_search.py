@@ -14,6 +14,7 @@ from typing import Any, Literal, no_type_check
 from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
+from rjax.vllm_names import BEAM_FIELDS, with_refusals
 
 type EarlyStopping = bool | Literal["never"]
 
@@ -21,6 +22,7 @@ _MOST_BEAMS = 64
 
 
 @no_type_check  # ``__post_init__`` checks the values, with messages for users
+@with_refusals(BEAM_FIELDS)
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
     """Parameters of a beam search; the constructor checks them.
@@ -181,13 +183,48 @@ class BeamSearch:
         return best.total / length**penalty > self.finished[-1][0]
 
 
+@dataclasses.dataclass(slots=True)
+class BeamSearchSequence:
+    """A beam with its prompt, as in vLLM.
+
+    Attributes:
+        tokens: of prompt and continuation.
+        text: of both; of the continuation alone where the prompt was token ids.
+        cum_logprob: sum over the tokens of the continuation.
+        finish_reason: "stop" or "length".
+    """
+
+    tokens: list[int]
+    text: str
+    cum_logprob: float
+    finish_reason: str
+
+
+@dataclasses.dataclass(slots=True)
+class BeamSearchOutput(RequestOutput):
+    """What a beam search found for one prompt; ``outputs`` are the beams, best first."""
+
+    @property
+    def sequences(self) -> list[BeamSearchSequence]:
+        """The beams with their prompt, best first."""
+        return [
+            BeamSearchSequence(
+                self.prompt_token_ids + beam.token_ids,
+                (self.prompt or "") + beam.text,
+                beam.cumulative_logprob or 0.0,
+                beam.finish_reason or "length",
+            )
+            for beam in self.outputs
+        ]
+
+
 def run_beam_search(
     engine: Any,
     prompts: Sequence[Sequence[int]],
     params: BeamSearchParams,
     name: str,
     step: Callable[[], list[RequestOutput]] | None = None,
-) -> list[RequestOutput]:
+) -> "list[BeamSearchOutput]":
     """Search for every prompt at once.
 
     Args:
@@ -250,7 +287,7 @@ def run_beam_search(
         for request_id in waiting:
             engine.abort_request(request_id)
     return [
-        RequestOutput(
+        BeamSearchOutput(
             request_id=f"{name}-{i}",
             prompt=None,
             prompt_token_ids=list(prompt),

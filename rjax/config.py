@@ -90,7 +90,7 @@ class ModelSettings:
     quantization: Quantization | None = None
     dequantize: Literal["auto", "on", "off"] = "auto"
     revision: str | None = None
-    hf_token: str | None = None
+    hf_token: str | None = dataclasses.field(default=None, repr=False)
     max_model_len: int | None = None
     seed: int = 0
     skip_tokenizer_init: bool = False

@@ -1,14 +1,16 @@
 """Offline inference: a model in this process, lists of prompts in, lists of outputs out."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 from rjax.batch.kernel_use import KernelUse
-from rjax.beam_search import BeamSearchParams, run_beam_search
+from rjax.beam_search import BeamSearchOutput, BeamSearchParams, run_beam_search
 from rjax.closing import Closable, SynchronizedClosable, synchronized
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
 from rjax.conversations import encode_conversations
+from rjax.engine.arg_utils import EngineArgs
 from rjax.engine.protocol import Engine
 from rjax.option_docs import with_engine_options
 from rjax.output_stream import OutputStream
@@ -25,6 +27,7 @@ from rjax.request_runner import (
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.scoring import ScoreOutput, refuse_pooling, score_output, score_requests
 from rjax.tokenization.sys_prompt_tokenizer import DEFAULT_SCHEMA
+from rjax.vllm_names import ARGUMENTS, missing_attribute, refuse_arguments
 
 
 @with_engine_options
@@ -97,6 +100,21 @@ class LLM(SynchronizedClosable):
     def __repr__(self) -> str:
         return "LLM(closed)" if self._closed else f"LLM({self.engine!r})"
 
+    if not TYPE_CHECKING:  # type checkers report what is missing themselves
+
+        def __getattr__(self, name: str) -> Never:
+            raise missing_attribute(self, name)
+
+    @property
+    def llm_engine(self) -> Engine:
+        """The engine, under vLLM's name; its attributes are those of `rjax.engine`."""
+        return self.engine
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
+        """An LLM with these options."""
+        return cls(**dataclasses.asdict(engine_args))
+
     def _free(self) -> None:
         self._runner.close()
         if self._owned is not None:
@@ -113,6 +131,7 @@ class LLM(SynchronizedClosable):
         prefix: str | None = None,
         cache_salt: str | None = None,
         timeout: float | None = None,
+        **vllm: Any,
     ) -> list[RequestOutput]:
         """Complete each prompt.
 
@@ -127,6 +146,8 @@ class LLM(SynchronizedClosable):
             cache_salt: KV is shared only with requests of the same salt, up to 128 characters.
             timeout: seconds after which unfinished requests end with ``finish_reason`` "abort". A
                 request with ``best_of`` is aborted as a whole, with all of its outputs.
+            vllm: arguments of vLLM that are not supported, such as ``lora_request``, if they are
+                None.
 
         Returns:
             One output per prompt, in the order of the prompts. If one of several prompts cannot be
@@ -137,6 +158,7 @@ class LLM(SynchronizedClosable):
             InvalidRequestError: the only prompt cannot be served, or the arguments contradict each
                 other.
         """
+        refuse_arguments("LLM.generate", vllm, ARGUMENTS)
         whole = RequestOutputKind.FINAL_ONLY
         requests = self._requests(
             prompts, sampling_params, whole, priority, prefix, cache_salt, timeout
@@ -190,6 +212,7 @@ class LLM(SynchronizedClosable):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **vllm: Any,
     ) -> list[RequestOutput]:
         """Answer each conversation, formatted by the tokenizer's chat template.
 
@@ -204,6 +227,7 @@ class LLM(SynchronizedClosable):
 
         The other arguments, the order of the outputs and the errors are as in `generate`.
         """
+        refuse_arguments("LLM.chat", vllm, ARGUMENTS)
         found = encode_conversations(
             self._prompts.tokenizer,
             messages,
@@ -349,18 +373,20 @@ class LLM(SynchronizedClosable):
 
     @synchronized
     def beam_search(
-        self, prompts: Any, params: BeamSearchParams | None = None
-    ) -> list[RequestOutput]:
+        self, prompts: Any, params: BeamSearchParams | None = None, **vllm: Any
+    ) -> list[BeamSearchOutput]:
         """The most likely continuations of each prompt, best first, by beam search.
 
         Args:
             prompts: as in `generate`; a configured system prompt is put in front of texts.
             params: parameters of the search.
+            vllm: as in `generate`.
 
         Raises:
             InvalidRequestError: a prompt cannot be served, or the parameters exceed the engine's
                 limits.
         """
+        refuse_arguments("LLM.beam_search", vllm, ARGUMENTS)
         found = self._prompts.encode(split_prompts(prompts))
         raise_first_refusal(found)
         rows = []

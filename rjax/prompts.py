@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rjax.errors import InvalidRequestError, without_frames
+from rjax.vllm_names import PROMPT_KEYS, is_off
 
 _FORMS = 'a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [...]}'
 
@@ -120,8 +121,12 @@ def split_conversations(messages: Any) -> list[Any]:
 
 
 def _parse_mapping(prompt: Mapping[Any, Any]) -> Prompt:
-    unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
-    if unknown or not prompt:
+    others = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
+    for key in others:
+        if key in PROMPT_KEYS and not is_off(prompt[key]):
+            raise InvalidRequestError(f"a prompt object has {key}: {PROMPT_KEYS[key]}")
+    unknown = [key for key in others if key not in PROMPT_KEYS]
+    if unknown or len(others) == len(prompt):
         found = f"the keys {unknown}" if unknown else "no key"
         raise InvalidRequestError(f"a prompt object has {found}; give {_FORMS}")
     text = prompt.get("prompt")

@@ -10,6 +10,7 @@ from rjax.errors import InvalidRequestError, near_miss
 from rjax.sampling import checks
 from rjax.sampling.structured_outputs import EXCLUDED, StructuredOutputsParams
 from rjax.sampling_limits import LIMITS
+from rjax.vllm_names import SAMPLING_FIELDS, with_refusals
 
 type SamplerMode = Literal["greedy", "random", "full"]
 
@@ -30,6 +31,7 @@ class RequestOutputKind(enum.Enum):
 
 
 @no_type_check  # ``__post_init__`` checks the values, with messages for users
+@with_refusals(SAMPLING_FIELDS)
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to sample one request; the constructor checks and normalises the values.

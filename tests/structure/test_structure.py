@@ -16,12 +16,13 @@ LONGEST = 480
 RJAX_LAYERS = """
 errors outputs
 child_python quiet_imports
-kv_events_config memory_sizes sampling_limits startup_times closing prompts vllm_options
-config
+kv_events_config memory_sizes sampling_limits startup_times closing inputs vllm_names vllm_options
+config lora prompts
 option_docs tokenization
 structured
 sampling
 batch
+cli
 engine worker
 engine_platform
 engine_summary
@@ -29,12 +30,11 @@ engine_builder functional
 gc_freeze output_queue progress request_queue
 conversations prefixed_prompts request_runner
 beam_search output_stream scoring
-llm
+llm sampling_params
 engine_channel
 async_engine engine_process
 async_llm
 rjax
-cli
 benchmarks chat commands examples generate quantize serve
 replicas
 __main__

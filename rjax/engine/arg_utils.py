@@ -1,0 +1,61 @@
+"""EngineArgs and AsyncEngineArgs: the engine's options as one object, under vLLM's names."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from rjax.cli.arguments import add_engine_arguments, given_engine_options
+from rjax.config import EngineConfig
+from rjax.option_docs import engine_options, with_engine_options
+from rjax.vllm_options import own_options
+
+
+def _defaults() -> Any:
+    """A dataclass with a field for each option."""
+    fields = [
+        (
+            name,
+            field.type,
+            dataclasses.field(default_factory=field.default_factory, repr=field.repr),
+        )
+        if field.default is dataclasses.MISSING
+        else (name, field.type, dataclasses.field(default=field.default, repr=field.repr))
+        for name, field in engine_options().items()
+    ]
+    return dataclasses.make_dataclass("_Defaults", fields, eq=False)
+
+
+_Defaults = _defaults()
+
+
+@with_engine_options
+class EngineArgs(_Defaults):
+    """The options of an engine, each an attribute. `rjax.LLM.from_engine_args` takes them, and
+    ``LLM(**dataclasses.asdict(args))``.
+
+    Args:
+        {options}
+
+    Raises:
+        InvalidConfigError: an unknown option or a value out of range.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        own = own_options({"model": model, **options}, engine_options())
+        EngineConfig.from_options(own)
+        super().__init__(**own)
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag for every option; those that are not given leave no attribute."""
+        add_engine_arguments(parser)
+        return parser
+
+    @classmethod
+    def from_cli_args[A: "EngineArgs"](cls: type[A], args: argparse.Namespace) -> A:
+        """The options that were given on a command line."""
+        return cls(**given_engine_options(args))
+
+
+class AsyncEngineArgs(EngineArgs):
+    """The same options, for `rjax.AsyncLLM`."""

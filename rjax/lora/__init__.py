@@ -1,0 +1,1 @@
+"""Adapters, which rjax does not support."""

@@ -1,0 +1,169 @@
+"""Names of vLLM's Python API: what is re-exported works, what is missing says why."""
+
+import argparse
+import asyncio
+import dataclasses
+import importlib
+import warnings
+
+import pytest
+
+import rjax
+from rjax import LLM, AsyncEngineArgs, AsyncLLM, BeamSearchParams, EngineArgs, SamplingParams
+from rjax.beam_search import BeamSearchOutput
+from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.inputs import TextPrompt, TokensPrompt
+from rjax.lora.request import LoRARequest
+from rjax.outputs import CompletionOutput
+from rjax.prompts import Prompt, parse_prompt
+from rjax.sampling_params import GuidedDecodingParams
+from rjax.vllm_names import ARGUMENTS, METHODS, PROMPT_KEYS, SAMPLING_FIELDS
+
+from .fake_engine import FakeEngine
+from .tiny_tokenizers import build
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM.from_engine(FakeEngine(build("byte_level"))) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("sampling_params", "SamplingParams RequestOutputKind StructuredOutputsParams"),
+        ("sampling_params", "BeamSearchParams GuidedDecodingParams"),
+        ("inputs", "TextPrompt TokensPrompt PromptType"),
+        ("outputs", "RequestOutput CompletionOutput"),
+        ("engine.arg_utils", "EngineArgs AsyncEngineArgs"),
+        ("lora.request", "LoRARequest"),
+    ],
+)
+def test_a_name_is_where_vllm_has_it_and_one_object(module, names):
+    found = importlib.import_module(f"rjax.{module}")
+    for name in names.split():
+        assert hasattr(found, name)
+        if name in rjax.__all__:
+            assert getattr(found, name) is getattr(rjax, name)
+
+
+def test_prompts_of_typed_dicts():
+    assert parse_prompt(TextPrompt(prompt="a")) == Prompt("a", None)
+    assert parse_prompt(TokensPrompt(prompt_token_ids=[1, 2])) == Prompt(None, [1, 2])
+    both = TokensPrompt(prompt_token_ids=[1], prompt="b")
+    assert parse_prompt({**both, "multi_modal_data": None}) == Prompt("b", [1])
+
+
+@pytest.mark.parametrize("name", sorted(PROMPT_KEYS))
+def test_a_key_of_a_prompt_that_is_missing_says_why(name):
+    with pytest.raises(InvalidRequestError, match=f"has {name}: "):
+        parse_prompt({"prompt": "a", name: {"image": b""}})
+    assert parse_prompt({"prompt": "a", name: None}) == Prompt("a", None)
+    with pytest.raises(InvalidRequestError, match="no key"):
+        parse_prompt({name: None})
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLING_FIELDS))
+def test_a_field_of_sampling_params_that_is_missing_says_why(name):
+    with pytest.raises(InvalidRequestError, match=f"SamplingParams has no {name}: "):
+        SamplingParams(**{name: "on"})
+    assert SamplingParams(**{name: None}) == SamplingParams()
+
+
+def test_other_fields_are_errors_as_ever():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
+        SamplingParams(temprature=1)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(InvalidRequestError, match="compared by the model's own"):
+        BeamSearchParams(temperature=0.5)  # pyright: ignore[reportCallIssue]
+    assert BeamSearchParams(temperature=0.0) == BeamSearchParams()  # pyright: ignore[reportCallIssue]
+    assert dataclasses.replace(SamplingParams(n=2), n=3).n == 3
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+@pytest.mark.parametrize("call", ["generate", "chat", "beam_search", "async"])
+def test_an_argument_that_is_missing_says_why(llm, call, name):
+    prompt = [{"role": "user", "content": "a"}] if call == "chat" else [1, 2]
+
+    async def generate(**given):
+        async with AsyncLLM.from_engine(FakeEngine(build("byte_level"))) as made:
+            async for _ in made.generate([1, 2], SamplingParams(max_tokens=1), **given):
+                pass
+
+    def ask(**given):
+        if call == "async":
+            return asyncio.run(generate(**given))
+        return getattr(llm, call)(prompt, **given)
+
+    with pytest.raises(InvalidRequestError, match=rf"LLM.\w+ has no {name}: "):
+        ask(**{name: "on"})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
+        ask(nothing=None)
+
+
+def test_arguments_that_ask_for_nothing_are_accepted(llm):
+    params = SamplingParams(max_tokens=2)
+    given = {"lora_request": None, "use_tqdm": False, "tokenization_kwargs": {}}
+    assert len(llm.generate([1, 2], params, **given)[0].outputs[0].token_ids) == 2
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_that_is_missing_says_why(llm, name):
+    assert not hasattr(llm, name)
+    with pytest.raises(AttributeError, match=f"LLM.{name} is not supported: "):
+        getattr(llm, name)
+
+
+def test_other_attributes_are_errors_as_ever(llm):
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'generat'"):
+        llm.generat([1])
+    assert llm.llm_engine is llm.engine
+
+
+@pytest.mark.parametrize("kind", [LoRARequest, GuidedDecodingParams])
+def test_a_class_that_is_missing_can_be_imported_and_says_why(kind):
+    with pytest.raises(InvalidRequestError, match=f"{kind.__name__}: "):
+        kind("name", 1, "path")
+
+
+def test_engine_args_are_the_options():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        args = EngineArgs(max_model_len=512, block_size=64, enforce_eager=True)
+    assert [str(w.message).split()[0] for w in caught] == ["enforce_eager"]
+    assert (args.model, args.max_model_len, args.page_size) == (None, 512, 64)
+    assert EngineArgs(**dataclasses.asdict(args)).max_model_len == 512  # and no warning
+    assert "secret" not in repr(EngineArgs(hf_token="secret"))
+    with pytest.raises(InvalidConfigError, match="nearest is 'max_num_seqs'"):
+        EngineArgs(max_num_sequences=3)
+    with pytest.raises(InvalidConfigError, match="adapters are not supported"):
+        AsyncEngineArgs(enable_lora=True)
+
+
+def test_engine_args_of_a_command_line():
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    parser.set_defaults(max_model_len=256)
+    given = parser.parse_args(["--max-num-seqs", "4"])
+    assert vars(given) == {"max_model_len": 256, "max_num_seqs": 4}
+    args = AsyncEngineArgs.from_cli_args(given)
+    assert isinstance(args, AsyncEngineArgs)
+    assert (args.max_num_seqs, args.max_model_len, args.seed) == (4, 256, 0)
+
+
+def test_an_llm_from_engine_args():
+    args = EngineArgs(max_model_len=64, max_num_seqs=2, num_pages=8, warmup="off")
+    with LLM.from_engine_args(args) as llm:
+        assert llm.engine.max_model_len == 64
+
+
+def test_sequences_of_a_beam_search():
+    beams = [
+        CompletionOutput(0, " b", [3, 4], cumulative_logprob=-1.0, finish_reason="stop"),
+        CompletionOutput(1, " c", [5], cumulative_logprob=-2.0, finish_reason="length"),
+    ]
+    found = BeamSearchOutput("r", "a", [1, 2], outputs=beams, finished=True).sequences
+    assert [s.tokens for s in found] == [[1, 2, 3, 4], [1, 2, 5]]
+    assert [(s.text, s.cum_logprob, s.finish_reason) for s in found] == [
+        ("a b", -1.0, "stop"),
+        ("a c", -2.0, "length"),
+    ]
