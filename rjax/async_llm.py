@@ -294,7 +294,7 @@ class AsyncLLM:
         self._check_open()
         stream = await self._served.submit(
             prompt.token_ids,
-            params,
+            params.clone(),
             request_id=request_id,
             prompt=prompt.text,
             **{name: value for name, value in options.items() if value is not None},

@@ -260,6 +260,8 @@ def params_per_prompt(
         raise InvalidRequestError(
             f"{len(every)} sampling_params for {count} prompts; give one, or one per prompt"
         )
+    clones = {id(params): params.clone() for params in every}
+    every = [clones[id(params)] for params in every]
     kinds = {params.output_kind for params in every}
     if kind is RequestOutputKind.FINAL_ONLY and RequestOutputKind.DELTA in kinds:
         raise InvalidRequestError(

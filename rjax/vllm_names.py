@@ -46,7 +46,7 @@ PROMPT_KEYS: dict[str, str] = {
 """Of a prompt that is a mapping."""
 
 SAMPLING_FIELDS: dict[str, str] = {
-    "flat_logprobs": "they are always in flat lists",
+    "flat_logprobs": "True has no effect: log-probabilities are always in flat lists",
     "extra_args": "there are no plug-ins that read it",
     "guided_decoding": _STRUCTURED,
     "logits_processors": _NO_CODE,

@@ -70,7 +70,7 @@ class StoreModel(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         before = getattr(namespace, "model", None)
-        if before not in (None, values):
+        if before not in (None, values, parser.get_default("model")):
             parser.error(f"two models are given, {before} and {values}")
         namespace.model = values
 

@@ -30,11 +30,32 @@ class RequestOutputKind(enum.Enum):
     """A single output when the request has finished."""
 
 
+def _settable[C: type](cls: C) -> C:
+    """Class decorator: lets fields be set as in vLLM, with the checks of the constructor."""
+    names = [field.name for field in dataclasses.fields(cls)]
+
+    def set_checked(self: Any, name: str, value: Any) -> None:
+        if name not in names:
+            raise InvalidRequestError(
+                f"unknown sampling parameter {name!r}; {near_miss(name, names)}"
+            )
+        changed = dataclasses.replace(self, **{name: value})
+        for each in names:
+            object.__setattr__(self, each, getattr(changed, each))
+
+    cls.__setattr__ = set_checked
+    return cls
+
+
 @no_type_check  # ``__post_init__`` checks the values, with messages for users
+@_settable
 @with_refusals(SAMPLING_FIELDS)
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to sample one request; the constructor checks and normalises the values.
+
+    A field may be set later, with the same checks; requests that were given the parameters before
+    keep the former values.
 
     Attributes:
         n: samples of the prompt, 1 to 16384; greedy requests have one.
@@ -207,7 +228,7 @@ class SamplingParams:
             warnings.warn(
                 f"temperature {self.temperature:g} is raised to {_LOWEST_TEMPERATURE}; give 0 "
                 "for greedy sampling",
-                stacklevel=4,
+                stacklevel=5,  # of whoever makes the parameters
             )
             self._set("temperature", _LOWEST_TEMPERATURE)
 
@@ -242,6 +263,13 @@ class SamplingParams:
         if isinstance(kind, str) and kind.upper() in RequestOutputKind.__members__:
             given["output_kind"] = RequestOutputKind[kind.upper()]
         return cls(**given)
+
+    def clone(self) -> "SamplingParams":
+        """A copy, which later changes of this object do not reach."""
+        made = object.__new__(type(self))
+        for field in dataclasses.fields(self):
+            object.__setattr__(made, field.name, getattr(self, field.name))
+        return made
 
     @property
     def num_sequences(self) -> int:

@@ -27,6 +27,7 @@ from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.option_docs import engine_option_docs, engine_options
 from rjax.serve.loading.service_builder import _cache_figures
 from rjax.serve.telemetry.metrics import Metrics
+from rjax.vllm_names import ARGUMENTS, BEAM_FIELDS, METHODS, PROMPT_KEYS, SAMPLING_FIELDS
 from rjax.vllm_options import _INSTEAD, ENGINE_NO_OPS, OPTION_NO_OPS, SERVER_NO_OPS
 from tests.docs.pages import DOCS, ROOT
 
@@ -115,6 +116,24 @@ def vllm_no_ops() -> str:
     """Flags of vLLM that are accepted and have no effect."""
     texts = ENGINE_NO_OPS | SERVER_NO_OPS
     return table(["flag", "why"], [[f"`{flag}`", text] for flag, text in texts.items()])
+
+
+def vllm_names_refused() -> str:
+    """Fields, arguments, keys and methods of vLLM's classes, and what takes their place."""
+    parts = {
+        "`SamplingParams`": SAMPLING_FIELDS,
+        "`BeamSearchParams`": BEAM_FIELDS,
+        "`generate`, `chat`, `beam_search`": ARGUMENTS,
+        "a prompt's keys": PROMPT_KEYS,
+        "methods of `LLM` and `AsyncLLM`": METHODS,
+    }
+    rows = []
+    for part, known in parts.items():
+        names: dict[str, list[str]] = {}
+        for name, why in known.items():
+            names.setdefault(why, []).append(f"`{name}`")
+        rows += [[part, ", ".join(same), why] for why, same in names.items()]
+    return table(["of", "name", "instead"], rows)
 
 
 def vllm_option_no_ops() -> str:
@@ -316,6 +335,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         options,
         vllm_names,
         vllm_no_ops,
+        vllm_names_refused,
         vllm_option_no_ops,
         vllm_instead,
         metrics,

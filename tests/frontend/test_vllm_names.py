@@ -17,6 +17,7 @@ from rjax.lora.request import LoRARequest
 from rjax.outputs import CompletionOutput
 from rjax.prompts import Prompt, parse_prompt
 from rjax.sampling_params import GuidedDecodingParams
+from rjax.utils.argparse_utils import FlexibleArgumentParser
 from rjax.vllm_names import ARGUMENTS, METHODS, PROMPT_KEYS, SAMPLING_FIELDS
 
 from .fake_engine import FakeEngine
@@ -148,6 +149,57 @@ def test_engine_args_of_a_command_line():
     args = AsyncEngineArgs.from_cli_args(given)
     assert isinstance(args, AsyncEngineArgs)
     assert (args.max_num_seqs, args.max_model_len, args.seed) == (4, 256, 0)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--max_model_len", "1k"], ["--max-model-len=1k"], ["--model", "m", "--max_model_len=1k"]],
+)
+def test_the_parser_of_vllms_examples(argv):
+    parser = FlexibleArgumentParser()
+    EngineArgs.add_cli_args(parser)
+    parser.set_defaults(model="default")
+    parser.add_argument("--max-tokens", type=int)
+    given = vars(parser.parse_args(argv))
+    model = "m" if "m" in argv else "default"
+    assert given == {"model": model, "max_model_len": 1000, "max_tokens": None}
+
+
+def test_the_parser_says_what_takes_the_place_of_a_flag(capsys):
+    parser = FlexibleArgumentParser()
+    EngineArgs.add_cli_args(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--enable_lora"])
+    assert "adapters are not supported" in capsys.readouterr().err
+
+
+def test_fields_can_be_set_with_the_checks_of_the_constructor():
+    params = SamplingParams(top_p=0.5)
+    params.max_tokens = 3
+    params.stop = "end"
+    assert params == SamplingParams(top_p=0.5, max_tokens=3, stop=["end"])
+    before = params.clone()
+    for name, value, said in (
+        ("temperature", -1, "temperature is -1"),
+        ("best_of", 0, "best_of is 0"),
+        ("max_token", 3, "the nearest is 'max_tokens'"),
+    ):
+        with pytest.raises(InvalidRequestError, match=said):
+            setattr(params, name, value)
+    assert params == before
+    params.temperature = 0.0
+    assert params.greedy and not before.greedy
+
+
+def test_requests_keep_the_values_that_they_were_given():
+    with LLM.from_engine(FakeEngine(build("byte_level"))) as llm:
+        params = SamplingParams(max_tokens=4)
+        stream = llm.stream([[1, 2, 3], [4, 5, 6]], params)
+        params.max_tokens = 1
+        tokens = [0, 0]
+        for output in stream:
+            tokens[output.prompt_index] += len(output.outputs[0].token_ids)
+    assert tokens == [3, 3]
 
 
 def test_an_llm_from_engine_args():

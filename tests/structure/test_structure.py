@@ -23,7 +23,7 @@ structured
 sampling
 batch
 cli
-engine worker
+engine utils worker
 engine_platform
 engine_summary
 engine_builder functional

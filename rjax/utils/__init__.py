@@ -1,0 +1,1 @@
+"""What scripts written for vLLM import from its package of this name."""
