@@ -200,7 +200,10 @@ def test_files_stay_short(path):
 
 
 def test_no_attic_and_no_copies():
-    names = {p.stem for p in SOURCES} | {p.parent.name for p in SOURCES}
+    of_vllm = ROOT / "rjax" / "utils"  # a module name that vLLM's scripts import
+    assert {p.name for p in of_vllm.glob("*.py")} == {"__init__.py", "argparse_utils.py"}
+    others = [p for p in SOURCES if p.parent != of_vllm]
+    names = {p.stem for p in others} | {p.parent.name for p in others}
     assert not names & {"utils", "util", "helpers", "misc", "common", "v1", "v2", "experimental"}
 
 
