@@ -316,7 +316,7 @@ class EngineConfig:
             they do not divide are copied.
         enable_expert_parallel: each of these devices holds whole experts of a mixture of experts,
             not a share of the width of every expert. They must divide the number of experts.
-        use_tqdm: show progress bars while loading and compiling.
+        use_tqdm: show progress bars while loading and compiling, on a terminal or in a notebook.
         warmup: when the step sizes are compiled: "on" before the first request, "background" while
             requests run (a larger size serves until the right one is compiled), "off" each at its
             first use; "auto" is "background" on a GPU and "off" on a CPU.

@@ -20,6 +20,7 @@ from rjax.models import (
     resolve_folder,
     weights_digest,
 )
+from rjax.progress import bars_are_seen
 from rjax.sampling import LIMITS, SamplingParams
 from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer
@@ -67,7 +68,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             dequantize=bool(model_config.dequantised),
             mesh=mesh,
             seed=settings.seed,
-            progress=config.use_tqdm,
+            progress=config.use_tqdm and bars_are_seen(),
             max_length=max_model_len,
             expert_parallel=config.enable_expert_parallel,
         )

@@ -139,7 +139,8 @@ class LLM(SynchronizedClosable):
             prompts: one prompt or a list of them; a prompt is a text, a list of token ids,
                 ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``.
             sampling_params: for all, or a list with one for each; None takes the model's defaults.
-            use_tqdm: show a progress bar; a callable is used in tqdm's place.
+            use_tqdm: show a progress bar, on a terminal or in a notebook; a callable is used in
+                tqdm's place.
             priority: one per prompt; lower runs earlier.
             prefix: name of a prefix (`add_prefix`) to put in front of every prompt, instead of a
                 configured system prompt.

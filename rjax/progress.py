@@ -1,5 +1,6 @@
 """The progress bar of a batch."""
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,17 @@ from tqdm.auto import tqdm
 from rjax.outputs import RequestOutput
 
 
+def bars_are_seen() -> bool:
+    """Whether progress bars reach a person: stderr is a terminal or a notebook's."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
 class Progress:
     """A bar over requests, with input and output tokens a second; shown once there is any.
 
     Args:
-        use_tqdm: False shows nothing; a callable is used in tqdm's place.
+        use_tqdm: False shows nothing, True a bar where it is seen; a callable is used in tqdm's
+            place.
         total: requests.
     """
 
@@ -21,7 +28,8 @@ class Progress:
         self._start = time.monotonic()
         self._read = self._written = 0
         self._bar: Any = None
-        self._make = use_tqdm if callable(use_tqdm) or not use_tqdm else tqdm
+        own = tqdm if use_tqdm and bars_are_seen() else None
+        self._make = use_tqdm if callable(use_tqdm) else own
         self._total = total
 
     def show(self) -> None:

@@ -80,11 +80,17 @@ def figure_lines(found: dict[str, Any]) -> list[str]:
         f"{found['output_tokens_per_second']:,.1f} tokens/s out",
         f"time to first token: {_seconds(first)}" + _in_brackets(notes, first),
         f"time per output token: {_seconds(each)}" + _in_brackets(compiling, each),
-        f"KV memory: {_bytes(found['kv_bytes'])}; without sharing it would be "
-        + _bytes(found["kv_bytes_without_sharing"]),
+        f"KV memory: {_bytes(found['kv_bytes'])}" + _unshared_note(found),
         f"compilation: {found['compile_wait_seconds']:.1f} s waited for, not in the speeds",
         _startup_line(found),
     ]
+
+
+def _unshared_note(found: Mapping[str, Any]) -> str:
+    without = found["kv_bytes_without_sharing"]
+    if without <= found["kv_bytes"]:
+        return ""
+    return f"; without sharing it would be {_bytes(without)}"
 
 
 def _startup_line(found: Mapping[str, Any]) -> str:

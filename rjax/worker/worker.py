@@ -26,6 +26,7 @@ from rjax.batch.step_readout import StepReadout
 from rjax.config import EngineConfig, Warmup
 from rjax.models import LoadedModel
 from rjax.pallas_kernels.attention.planner import CostModel, Sharing
+from rjax.progress import bars_are_seen
 from rjax.sampling import ADMISSIONS, SamplerMode, SlotRow
 from rjax.worker.backend import Backend
 from rjax.worker.background_compiler import CompileTask
@@ -112,7 +113,7 @@ class Worker:
         page_size = config.cache.page_size
         self._model_config = model
         self._max_logprobs = min(config.scheduler.max_logprobs, model.vocab_size)
-        self._progress = config.use_tqdm
+        self._progress = config.use_tqdm and bars_are_seen()
         self._kv_dtype = kv_dtype
         self._backend, self._mesh = backend, mesh
         groups = page_groups(

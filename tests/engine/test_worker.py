@@ -30,7 +30,8 @@ from .tiny import make_engine, run
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
 
-def test_nothing_is_compiled_after_a_warmup(tiny, capsys):
+def test_nothing_is_compiled_after_a_warmup(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("rjax.worker.worker.bars_are_seen", lambda: True)
     engine = make_engine(tiny, warmup="on", use_tqdm=True)  # sizes that other tests have
     assert "Compiling steps: 100%" in capsys.readouterr().err
     compiled = engine._worker.num_compiled

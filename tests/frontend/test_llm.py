@@ -1,6 +1,7 @@
 """LLM: order, forms of prompts, bad input, progress, and nothing left behind."""
 
 import gc
+import sys
 from typing import Any
 
 import numpy as np
@@ -207,7 +208,7 @@ def test_the_engine_begins_before_a_long_batch_is_taken_in(monkeypatch) -> None:
     assert seen[0] == 149 + 150
 
 
-def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     llm, bars = make(), []
 
     def bar(**settings: Any) -> Bar:
@@ -228,6 +229,9 @@ def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     speed = float(read) / float(written.removesuffix(" toks/s"))
     both = sum(len(c.token_ids) for o in outputs for c in o.outputs)
     assert speed == pytest.approx(tokens / both, rel=0.01)
+    llm.generate("abc")
+    assert capsys.readouterr().err == ""  # no terminal
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     llm.generate("abc")
     assert "Processed prompts: 100%" in capsys.readouterr().err
     llm.generate("abc", use_tqdm=False)

@@ -15,8 +15,8 @@ LONGEST = 480
 
 RJAX_LAYERS = """
 errors outputs
-child_python quiet_imports
-kv_events_config memory_sizes sampling_limits startup_times closing inputs vllm_names vllm_options
+child_python inputs progress quiet_imports vllm_names
+kv_events_config memory_sizes sampling_limits startup_times closing vllm_options
 config lora prompts
 option_docs tokenization
 structured
@@ -27,7 +27,7 @@ engine utils worker
 engine_platform
 engine_summary
 engine_builder functional
-gc_freeze output_queue progress request_queue
+gc_freeze output_queue request_queue
 conversations prefixed_prompts request_runner
 beam_search output_stream scoring
 llm sampling_params
