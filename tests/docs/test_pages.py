@@ -25,7 +25,7 @@ PYTHON = code_blocks("python", "py")
 PROGRAMS = frozenset(
     (
         *(".", "cat", "chmod", "curl", "docker", "kubectl", "mkdir", "openssl", "pip", "printf"),
-        *("python", "python3.12", "ray"),
+        *("python", "python3", "python3.12", "ray"),
     )
 )
 OTHER_MODULES = frozenset(("pytest", "venv"))
