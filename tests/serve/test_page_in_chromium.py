@@ -105,9 +105,9 @@ def test_a_conversation(bundled: LiveServer, open_page):
     page = open_page(bundled.url + "/")
     expect(page.locator("#model")).to_have_text("tiny")
     expect(page.locator("#status")).to_have_text("ready")
-    page.get_by_text("Options").click()
+    page.get_by_text("Options", exact=True).click()
     page.get_by_label("System prompt").fill(demo_system_prompt())
-    page.get_by_label("temperature").fill("0")
+    page.get_by_label("Temperature").fill("0")
     for number, (question, expected) in enumerate(demo_questions()[:2]):
         ask(page, question)
         turn = page.locator(".turn.assistant").nth(number)
@@ -117,14 +117,14 @@ def test_a_conversation(bundled: LiveServer, open_page):
         assert prompt > 500
         assert (cached > 500) == (number > 0)
         assert answer > 5
-    page.get_by_label("max_tokens").fill("1")
+    page.get_by_label("Longest answer").fill("1")
     with page.expect_request("**/v1/chat/completions") as sent:
         ask(page, demo_questions()[2][0])
     body = sent.value.post_data_json
     roles = [message["role"] for message in body["messages"]]
     assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
     assert (body["temperature"], body["max_tokens"]) == (0, 1)
-    expect(page.locator(".figures").nth(2)).to_contain_text("cut off by max_tokens")
+    expect(page.locator(".figures").nth(2)).to_contain_text("cut off")
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".turn")).to_have_count(0)
     with page.expect_request("**/v1/chat/completions") as sent:
@@ -188,14 +188,16 @@ def test_the_graphs_move(bundled: LiveServer, open_page):
 @pytest.mark.slow
 def test_a_wrong_key_is_an_error(guarded: LiveServer, open_page):
     page = open_page(guarded.url + "/")
-    key, error = page.get_by_label("API key"), page.locator("#metrics-error")
+    key, error = page.get_by_label("API key"), page.locator("#key-error")
     expect(error).to_contain_text("401: give a valid API key")
     expect(page.locator("#status")).to_have_text("ready")
     assert page.locator("#model").inner_text() == ""
     key.fill("wrong-key-0000")
     ask(page, "Who?")
-    expect(page.get_by_role("alert")).to_contain_text("401: give a valid API key")
+    expect(page.get_by_role("alert")).to_contain_text("401: give a valid API key")  # one
     expect(page.get_by_label("Message")).to_have_value("Who?")  # to be sent again
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.locator("#metrics-error")).to_be_hidden()
     key.fill(KEY)
     key.press("Enter")
     expect(page.locator("#model")).to_have_text(HOSTILE)
@@ -206,6 +208,120 @@ def test_a_wrong_key_is_an_error(guarded: LiveServer, open_page):
     assert page.evaluate(kept) == 0
     page.reload()
     assert key.input_value() == ""
+
+
+@pytest.fixture(scope="module")
+def demo(optimised: None, kept: None) -> Iterator[LiveServer]:
+    """The bundled model, which the page knows."""
+    engine = build_engine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
+    with live_server(engine, bundled=True) as found:
+        yield found
+
+
+def test_a_newcomer_clicks_a_question_and_asks_eight_at_once(demo: LiveServer, open_page):
+    page = open_page(demo.url + "/")
+    expect(page.locator(".questions button")).to_have_count(3)
+    expect(page.locator("#start .api pre").first).to_contain_text(f"curl {demo.url}/v1/chat")
+    (question, expected), *_ = demo_questions()
+    page.get_by_role("button", name=question).click()
+    turn = page.locator(".turn.assistant")
+    expect(turn.locator(".text")).to_have_text(expected)
+    expect(turn.locator(".figures")).to_contain_text("tokens/s")
+    expect(page.locator("#start")).to_have_count(0)
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".questions button")).to_have_count(3)
+    page.get_by_role("button", name="Ask 8 at once").click()
+    expect(page.locator(".many .figures")).to_have_count(8)
+    for number, (question, expected) in enumerate(demo_questions()[:8]):
+        turn = page.locator(".many .turn").nth(number)
+        expect(turn.locator("h3")).to_have_text(question)
+        expect(turn.locator(".text")).to_have_text(expected)
+
+
+def test_one_message_is_asked_eight_times(bundled: LiveServer, open_page):
+    page = open_page(bundled.url + "/")
+    expect(page.locator("#start .api")).to_be_visible()
+    expect(page.locator("#start .demo")).to_be_hidden()
+    page.get_by_role("button", name="Ask 8 at once").click()
+    expect(page.locator(".turn")).to_have_count(0)  # nothing to ask
+    page.get_by_label("Message").fill("Who?")
+    page.get_by_role("button", name="Ask 8 at once").click()
+    expect(page.locator(".many .turn h3")).to_have_text(["Who?"] * 8)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".many .figures")).to_have_count(8)
+    bundled.wait_idle()
+
+
+MARKDOWN = """\
+# Title
+
+Some **bold**, *slanted* and `code <b>` text with a [link](https://a.example/x) and a
+[bad one](javascript:alert(1)).
+
+```python
+print("<i>&amp;")
+```
+
+1. one
+   - inner
+2. two
+
+| a | b |
+| - | - |
+| 1 | <u>2</u> |
+"""
+
+
+def test_markdown_becomes_elements_and_html_stays_text(bundled: LiveServer, open_page):
+    page = open_page(bundled.url + "/")
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(
+            content_type="text/event-stream",
+            body="data: "
+            + json.dumps({"choices": [{"delta": {"content": MARKDOWN}}]})
+            + "\n\ndata: [DONE]\n\n",
+        ),
+    )
+    ask(page, "Who?")
+    text = page.locator(".turn.assistant .text")
+    expect(text.locator("h4")).to_have_text("Title")
+    expect(text.locator("strong")).to_have_text("bold")
+    expect(text.locator("em")).to_have_text("slanted")
+    expect(text.locator("p code")).to_have_text("code <b>")
+    expect(text.locator("a")).to_have_count(1)
+    expect(text.locator("a")).to_have_attribute("href", "https://a.example/x")
+    expect(text.locator("pre code")).to_have_text('print("<i>&amp;")')
+    expect(text.locator("ol > li")).to_have_count(2)
+    expect(text.locator("ol ul li")).to_have_text("inner")
+    expect(text.locator("td")).to_have_text(["1", "<u>2</u>"])
+    assert text.locator(":is(b, i, u, img, script)").count() == 0
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (800, 600), (390, 844)])
+def test_the_input_stays_in_the_window_while_the_log_scrolls(
+    bundled: LiveServer, open_page, width, height
+):
+    page = open_page(bundled.url + "/")
+    page.set_viewport_size({"width": width, "height": height})
+    long = "".join(f"line {i}\n\n" for i in range(200))
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(
+            content_type="text/event-stream",
+            body="data: "
+            + json.dumps({"choices": [{"delta": {"content": long}}]})
+            + "\n\ndata: [DONE]\n\n",
+        ),
+    )
+    ask(page, "Who?")
+    expect(page.locator(".turn.assistant .text")).to_contain_text("line 199")
+    log = page.locator("#log")
+    assert log.evaluate("e => e.scrollHeight > e.clientHeight")
+    expect(page.get_by_text("line 199", exact=True)).to_be_in_viewport()
+    expect(page.get_by_label("Message")).to_be_in_viewport(ratio=1)
+    expect(page.get_by_role("button", name="Send")).to_be_in_viewport(ratio=1)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_hostile_text_stays_text(guarded: LiveServer, open_page):

@@ -7,6 +7,7 @@ from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 
 import rjax
+from rjax.models.tables.demo import demo_questions, demo_system_prompt
 from rjax.serve.api import pooling, prefixes, server_info
 from rjax.serve.api.bodies import json_body
 from rjax.serve.api.generating_routes import GENERATING_ROUTES, GeneratingRoutes
@@ -28,6 +29,7 @@ from rjax.serve.protocol.requests import (
 )
 from rjax.serve.protocol.responses import (
     METRICS_TYPE,
+    DemoResponse,
     DetokenizeResponse,
     ModelCard,
     ModelList,
@@ -228,6 +230,15 @@ async def metrics(service: ServiceDep) -> Response:
     return Response(
         service.metrics.exposition(await service.engine.stats()), media_type=METRICS_TYPE
     )
+
+
+@private.get("/page/demo", include_in_schema=False)
+async def demo(service: ServiceDep) -> DemoResponse:
+    """What the page asks the bundled model; nothing for other models."""
+    if not service.config.bundled:
+        return DemoResponse()
+    questions = [question for question, _ in demo_questions()]
+    return DemoResponse(system_prompt=demo_system_prompt(), questions=questions)
 
 
 def _card(service: Service, name: str) -> ModelCard:

@@ -266,6 +266,7 @@ def serve_config(arguments: argparse.Namespace, limits: ServeLimits) -> ServeCon
         strict_fields=arguments.strict_fields,
         literal_json_schemas=arguments.literal_json_schemas,
         return_tokens_as_token_ids=arguments.return_tokens_as_token_ids,
+        bundled=getattr(arguments, "model", None) is None,
     )
 
 

@@ -32,6 +32,7 @@ class ServeConfig:
             ``additionalProperties``; otherwise such objects are closed.
         return_tokens_as_token_ids: write token_id:N instead of a token's text in logprobs, unless a
             request sets return_tokens_as_token_ids to false.
+        bundled: whether the model is the bundled one, which only answers about a table.
         replica_tag: name of this replica among several, in the ids of stored responses.
     """
 
@@ -48,6 +49,7 @@ class ServeConfig:
     strict_fields: bool = False
     literal_json_schemas: bool = False
     return_tokens_as_token_ids: bool = False
+    bundled: bool = False
     replica_tag: str = ""
 
     @property

@@ -3,7 +3,10 @@
 import functools
 from importlib import resources
 
-_MODULES = ("api", "chat", "event_stream", "graph", "main", "metrics", "monitor")
+_MODULES = (
+    *("api", "chat", "event_stream", "graph", "main", "markdown", "marked", "metrics", "monitor"),
+    "start",
+)
 _FILES = {
     "/": ("index.html", "text/html"),
     "/page/style.css": ("style.css", "text/css"),

@@ -291,6 +291,13 @@ class HealthResponse(BaseModel):
     of: int | None = None
 
 
+class DemoResponse(BaseModel):
+    """Response of /page/demo: a system prompt and questions about it; empty for most models."""
+
+    system_prompt: str = ""
+    questions: list[str] = []
+
+
 class ErrorInfo(BaseModel):
     """Message and code of an error."""
 

@@ -17,7 +17,7 @@ export class RequestError extends Error {
 export class Api {
   #key = "";
 
-  /** @param {() => void} unauthorized called when the server refuses the key */
+  /** @param {(message: string) => void} unauthorized called when the server refuses the key */
   constructor(unauthorized) {
     this.unauthorized = unauthorized;
   }
@@ -37,8 +37,9 @@ export class Api {
   async fetch(path, options = {}) {
     const response = await this.#send(path, options);
     if (response.ok) return response;
-    if (response.status === 401) this.unauthorized();
-    throw new RequestError(await errorMessage(response), response.status);
+    const message = await errorMessage(response);
+    if (response.status === 401) this.unauthorized(message);
+    throw new RequestError(message, response.status);
   }
 
   /**

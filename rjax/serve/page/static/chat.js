@@ -2,6 +2,9 @@
 
 import { RequestError } from "./api.js";
 import { events } from "./event_stream.js";
+import { markdown } from "./markdown.js";
+
+const DRAWN_EVERY = 100; // milliseconds between two drawings of a growing answer
 
 /** A conversation with the model, shown in an element. */
 export class Chat {
@@ -15,6 +18,7 @@ export class Chat {
   constructor(api, log) {
     this.api = api;
     this.log = log;
+    this.start = [...log.children];
   }
 
   /** Abort the answer in progress; its text stays in the conversation. */
@@ -26,7 +30,7 @@ export class Chat {
   clear() {
     this.stop();
     this.#turns = [];
-    this.log.replaceChildren();
+    this.log.replaceChildren(...this.start);
   }
 
   /**
@@ -38,24 +42,55 @@ export class Chat {
   async ask(question, { system, ...sampling }) {
     const turns = this.#turns;
     const asked = { role: "user", content: question };
-    const messages = system ? [{ role: "system", content: system }] : [];
-    messages.push(...turns, asked);
-    addTurn(this.log, "user", "You").append(element("div", "text", question));
-    const answer = new Answer(this.log);
+    const messages = [...first(system), ...turns, asked];
+    for (const shown of this.start) shown.remove();
+    const own = addTurn(this.log, this.log, "user", "You");
+    own.append(element("div", "text", question));
+    const answer = new Answer(this.log, this.log, "Model");
     const running = (this.#running = new AbortController());
+    const answered = await this.#answer({ messages, ...sampling }, answer, running.signal);
+    this.#running = null;
+    if (answer.refused) own.remove();
+    if (answered && answer.content) {
+      turns.push(asked, { role: "assistant", content: answer.content });
+    }
+    return answered;
+  }
+
+  /**
+   * Ask several questions at once, each on its own, and show the answers side by side.
+   * @param {string[]} questions
+   * @param {{system: string, temperature?: number, max_tokens?: number}} options
+   * @returns {Promise<boolean>} whether all were answered
+   */
+  async askAll(questions, { system, ...sampling }) {
+    for (const shown of this.start) shown.remove();
+    const group = element("div", "many");
+    this.log.append(group);
+    const running = (this.#running = new AbortController());
+    const asked = questions.map((question) => {
+      const messages = [...first(system), { role: "user", content: question }];
+      const answer = new Answer(this.log, group, question);
+      return this.#answer({ messages, ...sampling }, answer, running.signal);
+    });
+    const answered = await Promise.all(asked);
+    this.#running = null;
+    return answered.every(Boolean);
+  }
+
+  /** Stream an answer; returns whether it was answered, or stopped by the user. */
+  async #answer(body, answer, signal) {
     try {
-      await this.#stream({ messages, ...sampling }, answer, running.signal);
+      await this.#stream(body, answer, signal);
     } catch (error) {
       if (error.name !== "AbortError") {
-        answer.fail(error.message);
+        answer.fail(error);
         return false;
       }
       answer.stopped = true;
     } finally {
-      this.#running = null;
       answer.finish();
     }
-    if (answer.content) turns.push(asked, { role: "assistant", content: answer.content });
     return true;
   }
 
@@ -81,21 +116,26 @@ export class Chat {
 class Answer {
   content = "";
   stopped = false;
+  refused = false; // for want of a key, which is said beside the key
   #started = performance.now();
   #first = null; // {time, tokens} of the first chunk with tokens
   #last = null;
   #usage = null;
   #reason = null;
   #reasoning = null; // text node
-  #text = document.createTextNode("");
+  #text = element("div", "text");
+  #drawn = 0;
 
-  constructor(log) {
+  /**
+   * @param {HTMLElement} log scrolls
+   * @param {HTMLElement} parent of the turn
+   * @param {string} title of the turn
+   */
+  constructor(log, parent, title) {
     this.log = log;
-    this.turn = addTurn(log, "assistant", "Model");
+    this.turn = addTurn(log, parent, "assistant", title);
     this.turn.setAttribute("aria-busy", "true"); // announced when it is complete
-    const text = element("div", "text");
-    text.append(this.#text);
-    this.turn.append(text);
+    this.turn.append(this.#text);
   }
 
   /** Add a chunk of the stream. */
@@ -105,7 +145,7 @@ class Answer {
       if (delta.reasoning) this.#addReasoning(delta.reasoning);
       if (delta.content) {
         this.content += delta.content;
-        this.#text.appendData(delta.content);
+        this.#draw(DRAWN_EVERY);
       }
       this.#reason = finish_reason ?? this.#reason;
     }
@@ -121,14 +161,28 @@ class Answer {
   }
 
   /** Show an error. */
-  fail(message) {
-    const shown = element("p", "error", message);
+  fail(error) {
+    this.refused = error.status === 401;
+    if (this.refused) {
+      this.turn.remove();
+      return;
+    }
+    const shown = element("p", "error", error.message);
     shown.setAttribute("role", "alert");
     this.turn.append(shown);
   }
 
+  /** Draw the text, unless that was less than some milliseconds ago. */
+  #draw(every) {
+    const now = performance.now();
+    if (now - this.#drawn < every) return;
+    this.#drawn = now;
+    this.#text.replaceChildren(markdown(this.content));
+  }
+
   /** Show the figures. */
   finish() {
+    this.#draw(0);
     this.turn.removeAttribute("aria-busy");
     const parts = [];
     const usage = this.#usage;
@@ -141,7 +195,7 @@ class Answer {
       const seconds = (this.#first.time - this.#started) / 1000;
       parts.push(`${this.#rate().toFixed(1)} tokens/s`, `first token after ${seconds.toFixed(2)} s`);
     }
-    if (this.#reason === "length") parts.push("cut off by max_tokens");
+    if (this.#reason === "length") parts.push("cut off: the longest answer is set in Options");
     if (this.stopped) parts.push("stopped");
     if (parts.length) this.turn.append(element("p", "figures", parts.join(" · ")));
     this.log.scrollTop = this.log.scrollHeight;
@@ -162,16 +216,21 @@ class Answer {
       const shown = element("div", "text");
       shown.append(this.#reasoning);
       details.append(element("summary", "", "Reasoning"), shown);
-      this.turn.insertBefore(details, this.#text.parentNode);
+      this.turn.insertBefore(details, this.#text);
     }
     this.#reasoning.appendData(text);
   }
 }
 
-function addTurn(log, kind, name) {
+/** The messages before the conversation. */
+function first(system) {
+  return system ? [{ role: "system", content: system }] : [];
+}
+
+function addTurn(log, parent, kind, name) {
   const turn = element("article", `turn ${kind}`);
   turn.append(element("h3", "", name));
-  log.append(turn);
+  parent.append(turn);
   log.scrollTop = log.scrollHeight;
   return turn;
 }

@@ -18,9 +18,13 @@ export class Monitor {
   #polls = 0;
   #allowed = true; // false after the key was refused
 
-  /** @param {import("./api.js").Api} api */
-  constructor(api) {
+  /**
+   * @param {import("./api.js").Api} api
+   * @param {(model: string) => Promise<void>} ready called when the server is ready, maybe often
+   */
+  constructor(api, ready) {
     this.api = api;
+    this.ready = ready;
     const rate = (value) => value.toFixed(1);
     this.rate = new Graph(find("rate-graph"), "Generated tokens per second", rate);
     const saved = "Share of KV reads saved by shared prefixes";
@@ -57,9 +61,10 @@ export class Monitor {
       const text = await (await this.api.fetch("metrics", { signal })).text();
       this.#measure(new Scrape(text, performance.now()));
       if (slow) await this.#prefixes(signal);
+      await this.ready(find("model").textContent);
       showError("");
     } catch (error) {
-      showError(error.message);
+      showError(error.status === 401 ? "" : error.message); // said beside the key
     }
   }
 
