@@ -12,16 +12,12 @@ from rjax.vllm_options import own_options
 
 def _defaults() -> Any:
     """A dataclass with a field for each option."""
-    fields = [
-        (
-            name,
-            field.type,
-            dataclasses.field(default_factory=field.default_factory, repr=field.repr),
-        )
-        if field.default is dataclasses.MISSING
-        else (name, field.type, dataclasses.field(default=field.default, repr=field.repr))
-        for name, field in engine_options().items()
-    ]
+
+    def copied(field: "dataclasses.Field[object]") -> Any:
+        made: Any = dataclasses.field
+        return made(default=field.default, default_factory=field.default_factory, repr=field.repr)
+
+    fields = [(name, field.type, copied(field)) for name, field in engine_options().items()]
     return dataclasses.make_dataclass("_Defaults", fields, eq=False)
 
 
