@@ -127,7 +127,7 @@ class LLM(SynchronizedClosable):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         prefix: str | None = None,
         cache_salt: str | None = None,
         timeout: float | None = None,
@@ -141,7 +141,7 @@ class LLM(SynchronizedClosable):
             sampling_params: for all, or a list with one for each; None takes the model's defaults.
             use_tqdm: show a progress bar, on a terminal or in a notebook; a callable is used in
                 tqdm's place.
-            priority: one per prompt; lower runs earlier.
+            priority: one for all prompts, or one per prompt; lower runs earlier.
             prefix: name of a prefix (`add_prefix`) to put in front of every prompt, instead of a
                 configured system prompt.
             cache_salt: KV is shared only with requests of the same salt, up to 128 characters.
@@ -172,7 +172,7 @@ class LLM(SynchronizedClosable):
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         prefix: str | None = None,
         cache_salt: str | None = None,
         timeout: float | None = None,
@@ -207,7 +207,7 @@ class LLM(SynchronizedClosable):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -247,7 +247,7 @@ class LLM(SynchronizedClosable):
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         **template: Any,
     ) -> OutputStream:
         """`chat` as a stream, see `stream`; ``template`` takes the arguments of `chat` from
@@ -444,7 +444,7 @@ class LLM(SynchronizedClosable):
         prompts: Any,
         sampling_params: Any,
         kind: RequestOutputKind,
-        priority: Sequence[int] | None,
+        priority: int | Sequence[int] | None,
         prefix: str | None,
         cache_salt: str | None,
         timeout: float | None,

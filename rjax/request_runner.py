@@ -203,7 +203,7 @@ class RequestRunner:
 def new_requests(
     prompts: "list[Prompt | InvalidRequestError]",
     every: list[SamplingParams],
-    priority: Sequence[int] | None,
+    priority: int | Sequence[int] | None,
     **options: Any,
 ) -> list[NewRequest]:
     """The requests of a call.
@@ -211,7 +211,7 @@ def new_requests(
     Args:
         prompts: with token ids, or the error that refuses a prompt.
         every: parameters of each prompt.
-        priority: of each prompt, or None.
+        priority: of all prompts, or of each; None is 0.
         options: further arguments of the engine's ``add_request``; None values are left out.
 
     Raises:
@@ -219,14 +219,14 @@ def new_requests(
             that of the prompts.
     """
     count = len(prompts)
-    if priority is not None and len(priority) != count:
+    order = [priority or 0] * count if isinstance(priority, int | None) else priority
+    if len(order) != count:
         raise InvalidRequestError(
-            f"{len(priority)} priorities for {count} prompts; give one per prompt"
+            f"{len(order)} priorities for {count} prompts; give one per prompt"
         )
     if count == 1:
         raise_first_refusal(prompts)
     more = {name: value for name, value in options.items() if value is not None}
-    order = [0] * count if priority is None else priority
     return [NewRequest(*each, more) for each in zip(prompts, every, order, strict=True)]
 
 

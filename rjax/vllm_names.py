@@ -10,6 +10,7 @@ NO_ADAPTERS = "adapters are not supported; merge them into the weights"
 TEXT_ONLY = "models take text only"
 _BY_ONE = "the engine runs in one process, without workers to call"
 _NO_SLEEP = "an engine keeps its memory; close it, and make a new one later"
+_NO_PAUSE = "abort the requests, or wait for them"
 _NO_CODE = (
     "no code runs for each token; use logit_bias, allowed_token_ids, bad_words or "
     "structured_outputs"
@@ -30,6 +31,9 @@ ARGUMENTS: dict[str, str] = {
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {  # values that ask for what happens anyway
     "chat_template_content_format": ("auto",),
+    "backend": ("auto", "guidance"),
+    "disable_any_whitespace": (True,),
+    "disable_fallback": (True,),
     "flat_logprobs": (True,),
     "temperature": (0, 0.0),
 }
@@ -55,6 +59,16 @@ SAMPLING_FIELDS: dict[str, str] = {
 }
 """Of `SamplingParams`."""
 
+STRUCTURED_FIELDS: dict[str, str] = {
+    "backend": "llguidance compiles every grammar",
+    "disable_additional_properties": "say it in the schema",
+    "disable_any_whitespace": "JSON never has white space that it does not need",
+    "disable_fallback": "there is one compiler",
+    "structural_tag": "give a grammar, or tools",
+    "whitespace_pattern": "JSON never has white space that it does not need",
+}
+"""Of `StructuredOutputsParams`."""
+
 BEAM_FIELDS: dict[str, str] = {
     "include_stop_str_in_output": "a beam ends by a token, which its text has if it is no special "
     "token",
@@ -68,6 +82,8 @@ METHODS: dict[str, str] = {
     "classify": "no supported model family pools",
     "collective_rpc": _BY_ONE,
     "get_metrics": "stats() has the figures",
+    "pause_generation": _NO_PAUSE,
+    "resume_generation": _NO_PAUSE,
     "reward": "no supported model family pools",
     "sleep": _NO_SLEEP,
     "start_profile": "use jax.profiler.start_trace",

@@ -152,6 +152,7 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
         "--otlp-traces-endpoint --collect-detailed-traces --kv-cache-metrics",
         "scrape /metrics with Prometheus",
     ),
+    ("--profiler-config", "profile with jax.profiler"),
     ("--shutdown-timeout", "use --drain-seconds"),
     ("--config", "give the options on the command line"),
 )
@@ -188,6 +189,7 @@ _OPTION_OF_FLAG = {"relay": "enable_relay_attention"}
 
 OPTION_NO_OPS: dict[str, str] = {
     **{_of_options(flag): _of_options(why) for flag, why in ENGINE_NO_OPS.items()},
+    "config_format": "the config is Hugging Face's config.json",
     "convert": "models are used as they are",
     "disable_custom_all_reduce": "XLA makes the collectives",
     "disable_log_stats": "nothing is logged; LLM.stats() has the figures",
@@ -197,17 +199,20 @@ OPTION_NO_OPS: dict[str, str] = {
     "max_parallel_loading_workers": "weights are read in parallel anyway",
     "runner": "every supported model generates",
     "scheduling_policy": "requests run by their priority, then in the order of arrival",
+    "structured_outputs_config": "llguidance compiles every grammar",
     "task": "every supported model generates",
     "tokenizer_mode": "the files of the tokenizer decide",
     "use_tqdm_on_load": "use_tqdm shows or hides all progress bars",
 }
 """Options of vLLM's Python classes that are accepted, with the reason for having no effect."""
 
-_ALLOWED: dict[str, tuple[str, ...]] = {  # values; without an entry, all
+_ALLOWED: dict[str, tuple[object, ...]] = {  # values; without an entry, all
+    "config_format": ("auto", "hf"),
     "convert": ("auto", "none"),
     "generation_config": ("auto",),
     "runner": ("auto", "generate"),
     "scheduling_policy": ("fcfs", "priority"),
+    "structured_outputs_config": ({"backend": "auto"}, {"backend": "guidance"}),
     "task": ("auto", "generate"),
     "tokenizer_mode": ("auto", "hf", "slow"),
 }

@@ -20,6 +20,8 @@ _MAX_COMMAND_SECONDS = 0.05  # for commands between two steps while requests are
 _log = logging.getLogger(__name__)
 
 type Settle = Callable[[Any, Exception | None], None]
+type Inbox = queue.SimpleQueue[Callable[[], None] | None]
+"""Commands; None ends the loop."""
 
 
 def ignore_result(result: Any, error: Exception | None) -> None:
@@ -33,6 +35,7 @@ class EngineLoop:
         engine: nothing else may use it, except for methods that any thread may call.
 
     Attributes:
+        inbox: what it runs between steps.
         heartbeat: time of ``time.monotonic`` at which the loop was last between two steps.
         dead: whether the loop has ended, and runs no further command.
         failed: whether it ended on an error.
@@ -46,7 +49,7 @@ class EngineLoop:
         self.failed = False
         self.last_stats: Any = None
         self._stats_time = -math.inf
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.inbox: Inbox = queue.SimpleQueue()
 
     def post(self, function: Callable[[Engine], Any], settle: Settle = ignore_result) -> None:
         """Run ``function(engine)`` between two steps, and pass its result or its error to
@@ -66,13 +69,13 @@ class EngineLoop:
             else:
                 settle(result, None)
 
-        self._inbox.put(command)
+        self.inbox.put(command)
         if self.dead:  # the loop ended after the caller looked, and does not run the command
             self._drop_inbox()
 
     def end(self) -> None:
         """End after the current step. Any thread may call this."""
-        self._inbox.put(None)
+        self.inbox.put(None)
 
     def run(
         self, deliver: Callable[[list[RequestOutput]], None], on_failure: Callable[[], None]
@@ -114,7 +117,7 @@ class EngineLoop:
             self.heartbeat = time.monotonic()
             idle = not self.engine.has_unfinished_requests()
             try:
-                command = self._inbox.get(block=idle, timeout=_IDLE_WAIT)
+                command = self.inbox.get(block=idle, timeout=_IDLE_WAIT)
             except queue.Empty:
                 if idle:
                     continue
@@ -130,7 +133,7 @@ class EngineLoop:
     def _drop_inbox(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                command = self._inbox.get_nowait()
+                command = self.inbox.get_nowait()
                 if command is not None:
                     with contextlib.suppress(Exception):
                         command()

@@ -1,7 +1,9 @@
 """ThreadChannel: an engine on a thread of this process."""
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,13 +13,15 @@ from typing import Any
 from rjax.batch.compile_progress import CompileProgress
 from rjax.engine.protocol import Engine
 from rjax.engine_channel.channel import EngineChannel, StepSink, check_utility
-from rjax.engine_channel.engine_loop import EngineLoop, Settle
+from rjax.engine_channel.engine_loop import EngineLoop, Inbox, Settle
 from rjax.engine_channel.facts import EngineFacts, facts_of
 from rjax.engine_channel.request_intake import RequestIntake
 from rjax.errors import EngineDeadError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.tokenization import Tokenizer
+
+_EXIT_SECONDS = 60.0  # for the current step, when the program ends
 
 
 class ThreadChannel(EngineChannel):
@@ -34,6 +38,7 @@ class ThreadChannel(EngineChannel):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._facts: EngineFacts | None = None
         self.thread: threading.Thread | None = None
+        self._at_exit: Callable[[], None]
 
     @property
     def facts(self) -> EngineFacts:
@@ -90,6 +95,10 @@ class ThreadChannel(EngineChannel):
             name="rjax-engine",
             daemon=True,
         )
+        # Python stops daemon threads at its end, and one that is stopped inside of XLA, as while it
+        # frees the engine, aborts the process.
+        self._at_exit = functools.partial(_end_thread, self._engine_loop.inbox, self.thread)
+        atexit.register(self._at_exit)
         self.thread.start()
 
     async def add(
@@ -156,7 +165,10 @@ class ThreadChannel(EngineChannel):
         if self.thread is None:
             return True
         self.thread.join(seconds)
-        return not self.thread.is_alive()
+        if self.thread.is_alive():
+            return False
+        atexit.unregister(self._at_exit)
+        return True
 
     def _future(self) -> tuple[asyncio.Future[Any], Settle]:
         """A future of the event loop, and what settles it from the engine's thread."""
@@ -174,6 +186,12 @@ class ThreadChannel(EngineChannel):
                 done.set_exception(error)
 
         return done, lambda result, error: _call_in(loop, settle_in_loop, result, error)
+
+
+def _end_thread(inbox: Inbox, thread: threading.Thread) -> None:
+    """End an engine's thread at the end of the program."""
+    inbox.put(None)
+    thread.join(_EXIT_SECONDS)
 
 
 def _call_in(

@@ -9,6 +9,7 @@ from rjax.errors import InvalidRequestError
 from rjax.sampling import checks
 from rjax.structured.constraint import Constraint, choice_source, json_source
 from rjax.structured.schemas import generation_schema
+from rjax.vllm_names import STRUCTURED_FIELDS, with_refusals
 
 EXCLUDED = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words")
 """Fields of `SamplingParams` that conflict with a constraint."""
@@ -17,6 +18,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 @no_type_check  # ``__post_init__`` checks the values, with messages for users
+@with_refusals(STRUCTURED_FIELDS)
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
     """What the text must match: set exactly one field.

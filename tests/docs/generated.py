@@ -27,7 +27,14 @@ from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.option_docs import engine_option_docs, engine_options
 from rjax.serve.loading.service_builder import _cache_figures
 from rjax.serve.telemetry.metrics import Metrics
-from rjax.vllm_names import ARGUMENTS, BEAM_FIELDS, METHODS, PROMPT_KEYS, SAMPLING_FIELDS
+from rjax.vllm_names import (
+    ARGUMENTS,
+    BEAM_FIELDS,
+    METHODS,
+    PROMPT_KEYS,
+    SAMPLING_FIELDS,
+    STRUCTURED_FIELDS,
+)
 from rjax.vllm_options import _INSTEAD, ENGINE_NO_OPS, OPTION_NO_OPS, SERVER_NO_OPS
 from tests.docs.pages import DOCS, ROOT
 
@@ -122,6 +129,7 @@ def vllm_names_refused() -> str:
     """Fields, arguments, keys and methods of vLLM's classes, and what takes their place."""
     parts = {
         "`SamplingParams`": SAMPLING_FIELDS,
+        "`StructuredOutputsParams`": STRUCTURED_FIELDS,
         "`BeamSearchParams`": BEAM_FIELDS,
         "`generate`, `chat`, `beam_search`": ARGUMENTS,
         "a prompt's keys": PROMPT_KEYS,

@@ -9,7 +9,15 @@ import warnings
 import pytest
 
 import rjax
-from rjax import LLM, AsyncEngineArgs, AsyncLLM, BeamSearchParams, EngineArgs, SamplingParams
+from rjax import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLM,
+    BeamSearchParams,
+    EngineArgs,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from rjax.beam_search import BeamSearchOutput
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.inputs import TextPrompt, TokensPrompt
@@ -18,7 +26,13 @@ from rjax.outputs import CompletionOutput
 from rjax.prompts import Prompt, parse_prompt
 from rjax.sampling_params import GuidedDecodingParams
 from rjax.utils.argparse_utils import FlexibleArgumentParser
-from rjax.vllm_names import ARGUMENTS, METHODS, PROMPT_KEYS, SAMPLING_FIELDS
+from rjax.vllm_names import (
+    ARGUMENTS,
+    METHODS,
+    PROMPT_KEYS,
+    SAMPLING_FIELDS,
+    STRUCTURED_FIELDS,
+)
 
 from .fake_engine import FakeEngine
 from .tiny_tokenizers import build
@@ -39,6 +53,7 @@ def llm():
         ("outputs", "RequestOutput CompletionOutput"),
         ("engine.arg_utils", "EngineArgs AsyncEngineArgs"),
         ("lora.request", "LoRARequest"),
+        ("utils", "FlexibleArgumentParser"),
     ],
 )
 def test_a_name_is_where_vllm_has_it_and_one_object(module, names):
@@ -72,6 +87,13 @@ def test_a_field_of_sampling_params_that_is_missing_says_why(name):
     assert SamplingParams(**{name: None}) == SamplingParams()
 
 
+@pytest.mark.parametrize("name", sorted(STRUCTURED_FIELDS))
+def test_a_field_of_structured_outputs_that_is_missing_says_why(name):
+    with pytest.raises(InvalidRequestError, match=f"StructuredOutputsParams has no {name}: "):
+        StructuredOutputsParams(regex="a", **{name: "on"})
+    assert StructuredOutputsParams(regex="a", **{name: None}).regex == "a"
+
+
 def test_other_fields_are_errors_as_ever():
     with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
         SamplingParams(temprature=1)  # pyright: ignore[reportCallIssue]
@@ -100,6 +122,13 @@ def test_an_argument_that_is_missing_says_why(llm, call, name):
         ask(**{name: "on"})
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
         ask(nothing=None)
+
+
+def test_one_priority_is_of_all_prompts(llm):
+    params = SamplingParams(max_tokens=1)
+    llm.engine.seen.clear()
+    llm.generate([[1, 2], [3, 4]], params, priority=7)
+    assert [priority for *_, priority in llm.engine.seen] == [7, 7]
 
 
 def test_arguments_that_ask_for_nothing_are_accepted(llm):

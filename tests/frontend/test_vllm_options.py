@@ -16,7 +16,12 @@ def config(**options: Any) -> EngineConfig:
 
 @pytest.mark.parametrize("name", OPTION_NO_OPS)
 def test_what_has_no_effect_is_accepted_with_one_warning(name: str) -> None:
-    values = {"task": "generate", "runner": "generate", "scheduling_policy": "fcfs"}
+    values = {
+        "task": "generate",
+        "runner": "generate",
+        "scheduling_policy": "fcfs",
+        "structured_outputs_config": {"backend": "auto"},
+    }
     value = values.get(name, "auto")
     with pytest.warns(UserWarning, match=f"^{name} has no effect: ") as found:
         assert config(**{name: value}) == config()
