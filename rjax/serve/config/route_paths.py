@@ -5,6 +5,7 @@ from rjax.serve.page.files import PAGE_PATHS
 
 ROUTE_PATHS = (
     *PAGE_PATHS,
+    "/page/demo",
     *("/health", "/ping", "/load", "/version", "/metrics"),
     *("/tokenizer_info", "/openapi.json", "/docs"),
     *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model:path}"),
