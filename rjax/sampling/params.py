@@ -43,7 +43,8 @@ def _settable[C: type](cls: C) -> C:
         for each in names:
             object.__setattr__(self, each, getattr(changed, each))
 
-    cls.__setattr__ = set_checked
+    made: Any = cls
+    made.__setattr__ = set_checked
     return cls
 
 
