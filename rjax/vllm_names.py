@@ -27,7 +27,7 @@ ARGUMENTS: dict[str, str] = {
     "tokenization_kwargs": "tokenise the prompt yourself and give its token ids",
     "trace_headers": "requests are not traced; /metrics has figures",
 }
-"""Of `LLM.generate` and the other methods that take prompts."""
+"""Arguments of `LLM.generate` and the other methods that take prompts."""
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {  # values that ask for what happens anyway
     "chat_template_content_format": ("auto",),
@@ -47,7 +47,7 @@ PROMPT_KEYS: dict[str, str] = {
     "encoder_prompt": "no supported model has an encoder",
     "decoder_prompt": "no supported model has an encoder",
 }
-"""Of a prompt that is a mapping."""
+"""Keys of a prompt that is a mapping."""
 
 SAMPLING_FIELDS: dict[str, str] = {
     "flat_logprobs": "True has no effect: log-probabilities are always in flat lists",
@@ -57,7 +57,7 @@ SAMPLING_FIELDS: dict[str, str] = {
     "truncate_prompt_tokens": "cut the prompt's token ids",
     "use_beam_search": "call LLM.beam_search",
 }
-"""Of `SamplingParams`."""
+"""Fields of `SamplingParams`."""
 
 STRUCTURED_FIELDS: dict[str, str] = {
     "backend": "llguidance compiles every grammar",
@@ -67,7 +67,7 @@ STRUCTURED_FIELDS: dict[str, str] = {
     "structural_tag": "give a grammar, or tools",
     "whitespace_pattern": "JSON never has white space that it does not need",
 }
-"""Of `StructuredOutputsParams`."""
+"""Fields of `StructuredOutputsParams`."""
 
 BEAM_FIELDS: dict[str, str] = {
     "include_stop_str_in_output": "a beam ends by a token, which its text has if it is no special "
@@ -75,7 +75,7 @@ BEAM_FIELDS: dict[str, str] = {
     "structured_outputs": "beams are not constrained",
     "temperature": "beams are compared by the model's own probabilities",
 }
-"""Of `BeamSearchParams`."""
+"""Fields of `BeamSearchParams`."""
 
 METHODS: dict[str, str] = {
     "apply_model": _BY_ONE,
@@ -90,7 +90,7 @@ METHODS: dict[str, str] = {
     "stop_profile": "use jax.profiler.stop_trace",
     "wake_up": _NO_SLEEP,
 }
-"""Of `LLM` and `AsyncLLM`."""
+"""Methods of `LLM` and `AsyncLLM`."""
 
 
 class Refused:

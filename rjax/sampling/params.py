@@ -229,7 +229,7 @@ class SamplingParams:
             warnings.warn(
                 f"temperature {self.temperature:g} is raised to {_LOWEST_TEMPERATURE}; give 0 "
                 "for greedy sampling",
-                stacklevel=5,  # of whoever makes the parameters
+                stacklevel=5,  # the caller of the constructor
             )
             self._set("temperature", _LOWEST_TEMPERATURE)
 

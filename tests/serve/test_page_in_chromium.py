@@ -101,6 +101,13 @@ def adding(**fields: Any) -> Callable[[Route], None]:
     return handle
 
 
+def answering(text: str) -> Callable[[Route], None]:
+    """A handler that answers with a stream of one text."""
+    event = json.dumps({"choices": [{"delta": {"content": text}}]})
+    body = f"data: {event}\n\ndata: [DONE]\n\n"
+    return lambda route: route.fulfill(content_type="text/event-stream", body=body)
+
+
 def test_a_conversation(bundled: LiveServer, open_page):
     page = open_page(bundled.url + "/")
     expect(page.locator("#model")).to_have_text("tiny")
@@ -274,15 +281,7 @@ print("<i>&amp;")
 
 def test_markdown_becomes_elements_and_html_stays_text(bundled: LiveServer, open_page):
     page = open_page(bundled.url + "/")
-    page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(
-            content_type="text/event-stream",
-            body="data: "
-            + json.dumps({"choices": [{"delta": {"content": MARKDOWN}}]})
-            + "\n\ndata: [DONE]\n\n",
-        ),
-    )
+    page.route("**/v1/chat/completions", answering(MARKDOWN))
     ask(page, "Who?")
     text = page.locator(".turn.assistant .text")
     expect(text.locator("h4")).to_have_text("Title")
@@ -305,15 +304,7 @@ def test_the_input_stays_in_the_window_while_the_log_scrolls(
     page = open_page(bundled.url + "/")
     page.set_viewport_size({"width": width, "height": height})
     long = "".join(f"line {i}\n\n" for i in range(200))
-    page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(
-            content_type="text/event-stream",
-            body="data: "
-            + json.dumps({"choices": [{"delta": {"content": long}}]})
-            + "\n\ndata: [DONE]\n\n",
-        ),
-    )
+    page.route("**/v1/chat/completions", answering(long))
     ask(page, "Who?")
     expect(page.locator(".turn.assistant .text")).to_contain_text("line 199")
     log = page.locator("#log")

@@ -31,7 +31,6 @@ export class Start {
    */
   async load(model) {
     if (this.#demo || !model) return;
-    this.#demo = { system_prompt: "", questions: [] }; // not asked twice
     this.#model = model;
     const response = await this.api.fetch("page/demo");
     this.#demo = await response.json();
