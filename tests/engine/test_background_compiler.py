@@ -65,20 +65,22 @@ def test_what_is_waited_for_comes_first():
 
 
 def test_of_several_sets_the_most_complete_one_comes_first():
-    compiler, order, gate = BackgroundCompiler(), [], threading.Event()
+    compiler, order = BackgroundCompiler(), []
+    begun, gate = threading.Event(), threading.Event()
     compiler._num_cpus = 1
 
     def lower(key: str) -> jax.stages.Lowered:
-        gate.wait()
+        if key == "extra":
+            begun.set()
+            gate.wait()
         order.append(key)
         return lowered(1)
 
     for key in ("large", "extra", "small", "small extra", "large extra"):
         compiler.add(key, CompileTask(lambda key=key: lower(key)))
         if key == "large":
-            gate.set()
             compiler.first_compiled([("large",)])
-            gate.clear()
+    begun.wait()
     threading.Timer(0.2, gate.set).start()
     sets = [("small", "small extra"), ("large", "large extra")]
     assert compiler.first_compiled(sets) == 1
