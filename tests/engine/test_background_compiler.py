@@ -43,6 +43,15 @@ def add_all(compiler: BackgroundCompiler, count: int) -> None:
         compiler.add(key, CompileTask(lambda key=key: lowered(key)))
 
 
+def set_once_waited_for(gate: threading.Event, compiler: BackgroundCompiler) -> None:
+    def look() -> None:
+        while not compiler.progress().waiting:
+            time.sleep(0.01)
+        gate.set()
+
+    threading.Thread(target=look).start()
+
+
 def test_what_is_waited_for_comes_first():
     compiler, order = BackgroundCompiler(), []
     begun, gate = threading.Event(), threading.Event()
@@ -57,7 +66,7 @@ def test_what_is_waited_for_comes_first():
     for key in range(4):
         compiler.add(key, CompileTask(lambda key=key: lower(key)))
     begun.wait()
-    threading.Timer(0.2, gate.set).start()
+    set_once_waited_for(gate, compiler)
     assert compiler.first_compiled([(3,)]) == 0
     while compiler.progress().compiled < 4:
         time.sleep(0.01)
@@ -81,7 +90,7 @@ def test_of_several_sets_the_most_complete_one_comes_first():
         if key == "large":
             compiler.first_compiled([("large",)])
     begun.wait()
-    threading.Timer(0.2, gate.set).start()
+    set_once_waited_for(gate, compiler)
     sets = [("small", "small extra"), ("large", "large extra")]
     assert compiler.first_compiled(sets) == 1
     assert order[:3] == ["large", "extra", "large extra"]
