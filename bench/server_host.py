@@ -100,7 +100,7 @@ class PacedWorker(HostOnlyWorker):
 
     def compile_progress(self) -> CompileProgress:
         """Nothing compiles."""
-        return CompileProgress(0, 0, 0.0)
+        return CompileProgress(0, 0)
 
     def close(self) -> None:
         """Nothing to free."""

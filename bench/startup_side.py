@@ -78,7 +78,7 @@ def main() -> None:
     before = compiler.own_seconds
     seconds = first_token(prompt)
     total = time.time() - launched
-    waited = llm.engine.compile_progress().waited_seconds
+    waited = llm.engine.compile_progress().waited_seconds()
     found = {
         "python_s": _BEGUN - launched,
         "imports_s": imported - begun,

@@ -28,6 +28,7 @@ from rjax.cli.report import (
     as_expected,
     figure_lines,
     figures,
+    reason,
     result_record,
 )
 from rjax.config import CacheSettings
@@ -129,22 +130,21 @@ def _generate(arguments: argparse.Namespace) -> int:
         import rjax.engine_builder
         import rjax.llm  # noqa: F401
     llm = _load(options, progress=not arguments.no_progress)
-    waited = llm.engine.compile_progress().waited_seconds
     defaults = _defaults(llm, bundled="model" not in arguments)
     params = [_params(defaults, given, task) for task in tasks]
-    start = time.monotonic()
+    begin = time.monotonic()
     prompts = _encode(llm, tasks, system, raw=arguments.raw)
     shared = _common_prefix(prompts)
     page_size = options.get("page_size", CacheSettings().page_size)
     prefix_seconds = _compute_shared(llm, shared) if len(shared) >= page_size else 0.0
     outputs = llm.generate(prompts, params, use_tqdm=not arguments.no_progress)
-    seconds = time.monotonic() - start
     found = figures(
         outputs,
         llm.stats(),
-        seconds=seconds,
+        begin=begin,
+        end=time.monotonic(),
         prefix_seconds=prefix_seconds,
-        compile_wait_seconds=llm.engine.compile_progress().waited_seconds - waited,
+        compiling=llm.engine.compile_progress(),
         startup_seconds=times.seconds | llm.engine.startup_seconds(),
     )
     if arguments.json:
@@ -153,9 +153,9 @@ def _generate(arguments: argparse.Namespace) -> int:
         print(json.dumps(record, ensure_ascii=False, allow_nan=False))
     else:
         _print_answers(tasks, outputs, found)
-    failed = [(t, o.error) for t, o in zip(tasks, outputs, strict=True) if o.error is not None]
-    for task, error in failed:
-        report_error(_NAME, f"{task.source}: {error}")
+    failed = [(t, o) for t, o in zip(tasks, outputs, strict=True) if o.error is not None]
+    for task, output in failed:
+        report_error(_NAME, f"{task.source}: {reason(output)}")
     return BAD_INPUT if failed else 0
 
 
@@ -291,16 +291,18 @@ def _common_prefix(prompts: list[dict[str, Any]]) -> list[int]:
 
 
 def _compute_shared(llm: "LLM", shared: list[int]) -> float:
-    """Compute the shared prefix once, before the requests; returns the seconds it took."""
+    """Compute the shared prefix once, before the requests. Returns the seconds it took, without
+    those that steps waited for programs to compile."""
     if not shared:
         return 0.0
-    start = time.monotonic()
+    begin = time.monotonic()
     try:
         llm.fill_prefix_kv_cache(shared)
     except OutOfMemoryError as error:
         note = f"the shared prefix is not pinned beyond the requests that use it: {error}"
         print(f"{_NAME}: {one_line(note)}", file=sys.stderr)
-    return time.monotonic() - start
+    end = time.monotonic()
+    return end - begin - llm.engine.compile_progress().waited_seconds(begin, end)
 
 
 def _print_answers(tasks: list[Task], outputs: list[Any], found: dict[str, Any]) -> None:

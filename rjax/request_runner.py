@@ -286,7 +286,7 @@ def _refused(
     index: int, name: str, prompt: "Prompt | InvalidRequestError", error: InvalidRequestError
 ) -> RequestOutput:
     known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
-    named = type(error)(f"prompt {index}: {error}")
+    named = type(error)(f"prompts[{index}]: {error}")
     named.__cause__ = without_frames(error)
     ended = CompletionOutput(0, "", [], finish_reason="error", stop_reason=str(named))
     return RequestOutput(

@@ -149,7 +149,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     ``--seed`` is one of the engine's flags, which come before.
     """
     group = parser.add_argument_group("sampling", "defaults: the model's generation_config.json")
-    _option(group, "-n", type=int, help="samples of each prompt")
+    _option(group, "-n", "--n", type=int, help="samples of each prompt")
     _option(
         group,
         "--best-of",

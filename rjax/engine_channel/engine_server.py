@@ -170,7 +170,7 @@ class EngineServer:
             loop, engine = self._loop, self._engine
             if engine is not None:
                 with contextlib.suppress(Exception):  # closed; the beats go on
-                    beat.progress = dataclasses.astuple(engine.compile_progress())
+                    beat.progress = dataclasses.asdict(engine.compile_progress())
             if loop is not None:
                 beat.heartbeat = loop.heartbeat
                 if loop.last_stats is not sent:

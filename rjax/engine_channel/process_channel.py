@@ -141,9 +141,9 @@ class ProcessChannel(EngineChannel):
 
     def compile_progress(self) -> CompileProgress:
         """See `EngineChannel.compile_progress`; that of the last beat."""
-        progress = self._progress or CompileProgress(0, 0, 0.0)
+        progress = self._progress or CompileProgress(0, 0)
         if progress.waiting and time.monotonic() - self._last_beat > _SILENT_SECONDS:
-            return CompileProgress(progress.compiled, progress.total, progress.waited_seconds)
+            return CompileProgress(progress.compiled, progress.total, progress.waits)
         return progress
 
     def wait_ready(self) -> None:
@@ -352,7 +352,7 @@ class ProcessChannel(EngineChannel):
             case Beat(heartbeat, progress, stats):
                 self._heartbeat, self._last_beat = heartbeat, time.monotonic()
                 if progress is not None:
-                    self._progress = CompileProgress(*progress)
+                    self._progress = msgspec.convert(progress, CompileProgress)
                 if stats is not None:
                     self._stats = unpack_result("stats", stats)
             case Ready(facts):

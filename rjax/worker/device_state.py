@@ -1,5 +1,6 @@
 """The arrays that live on the device from step to step."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 
@@ -48,6 +49,11 @@ class DeviceState:
         if last_tokens is None:
             last_tokens = self.arrays.last_tokens
         self.arrays = dataclasses.replace(self.arrays, sampling=sampling, last_tokens=last_tokens)
+
+    def wait(self) -> None:
+        """Wait until the device has computed them; an error of a step is not raised here."""
+        with contextlib.suppress(RuntimeError):
+            jax.block_until_ready(self.arrays)
 
     def admit(self, rows: Mapping[int, SlotRow]) -> None:
         """Fill slots of the sampling state; nothing of their last sequences remains."""

@@ -54,7 +54,7 @@ class StepRunner:
         leaves: the model's arrays.
         programs: of the steps.
         layouts: of the packed inputs, by step shape.
-        waited_seconds: time of the first calls, which compile what is not compiled yet.
+        waits: begin and end of the first calls, which compile what is not compiled yet.
         waiting: whether a first call is under way.
     """
 
@@ -69,7 +69,7 @@ class StepRunner:
         self.leaves = leaves
         self.programs = programs
         self.layouts = layouts
-        self.waited_seconds = 0.0
+        self.waits: list[tuple[float, float]] = []
         self.waiting = False
         self._vocab_size = vocab_size
         self._replicated = NamedSharding(mesh, PartitionSpec())
@@ -160,12 +160,12 @@ class StepRunner:
     def _call(self, key: ProgramKey, *arguments: Any) -> Any:
         if key in self._called:
             return self.programs.get(key)(*arguments)
-        start = time.perf_counter()
+        start = time.monotonic()
         self.waiting = True
         try:
             result = self.programs.get(key)(*arguments)
         finally:
             self.waiting = False
-        self.waited_seconds += time.perf_counter() - start
+        self.waits.append((start, time.monotonic()))
         self._called.add(key)
         return result

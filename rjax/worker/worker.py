@@ -1,6 +1,5 @@
 """The worker: runs steps of one model on one mesh of devices."""
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -161,6 +160,9 @@ class Worker:
                 groups=groups,
             )
         )
+        # If a process ended while the device still computes, XLA's threads would release the host's
+        # arrays in an interpreter that is gone, and abort the process.
+        weakref.finalize(self, self._state.wait)
         number = config.scheduler.num_decode_steps
         self._policy = policy if number == "auto" else None
         if number == "auto":
@@ -246,18 +248,13 @@ class Worker:
             return self._background.progress()
         count, runner = self.num_compiled, self._runner
         total = count + runner.waiting
-        return CompileProgress(count, total, runner.waited_seconds, waiting=runner.waiting)
+        return CompileProgress(count, total, tuple(runner.waits), waiting=runner.waiting)
 
     def close(self) -> None:
-        """Stop compiling in the background; wait for what the device has yet to compute.
-
-        If a process ended while the device still computes, XLA's threads would release the host's
-        arrays in an interpreter that is gone, and abort the process.
-        """
+        """Stop compiling in the background; wait for what the device has yet to compute."""
         if self._background is not None:
             self._background.close()
-        with contextlib.suppress(RuntimeError):  # of a step that failed
-            jax.block_until_ready(self._state.arrays)
+        self._state.wait()
 
     def warmup(
         self, when: Warmup = "on", modes: Sequence[SamplerMode] = ("greedy", "random", "full")

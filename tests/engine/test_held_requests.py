@@ -80,11 +80,11 @@ def test_streams_go_on_while_prompt_logprobs_compile(tiny, monkeypatch):
     engine.add_request("scored", [4, 5, 6, 7], SCORED)
     for _ in range(60):
         assert not any(output.finished for output in engine.step())
-    waited = engine.compile_progress().waited_seconds
+    waited = engine.compile_progress().waited_seconds()
     gate.set()
     wait_until_compiled(engine)
     outputs = [output for _ in range(200) for output in engine.step() if output.finished]
     assert [output.request_id for output in outputs] == ["scored", "runs"]
     same_logprobs(outputs[0].prompt_logprobs, expected.prompt_logprobs)
-    assert engine.compile_progress().waited_seconds == waited
+    assert engine.compile_progress().waited_seconds() == waited
     engine.close()

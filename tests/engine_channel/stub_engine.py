@@ -81,7 +81,7 @@ class StubEngine(Engine):
         time.sleep(60)
 
     def compile_progress(self) -> CompileProgress:
-        return CompileProgress(3, 20, 0.5, waiting=(self.folder / "compiling").exists())
+        return CompileProgress(3, 20, waiting=(self.folder / "compiling").exists())
 
     def stats(self) -> EngineStats:
         stats = EngineStats("stub", "cpu", max_num_seqs=8, page_bytes=16, kv_bytes_total=1600)

@@ -146,7 +146,7 @@ class FakeEngine(Engine):
         return []
 
     def compile_progress(self) -> CompileProgress:
-        return CompileProgress(compiled=0, total=0, waited_seconds=0.0)
+        return CompileProgress(compiled=0, total=0)
 
     def startup_seconds(self) -> dict[str, float]:
         return {"weights": 0.25, "pool": 1.5}

@@ -18,9 +18,10 @@ async def main():
     llm = AsyncLLM(max_model_len=128, max_num_seqs=2, num_pages=8, warmup="off")
     if sys.argv[1] != "dropped":
         kept.append(llm)
-    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    params = SamplingParams(max_tokens=90 if sys.argv[1] == "running" else 2, ignore_eos=True)
     async for output in llm.generate("Once upon a time", params):
-        pass
+        if sys.argv[1] == "running":
+            break
     print(len(output.outputs[0].token_ids) > 0)
 
 
@@ -28,7 +29,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("how", ["dropped", "idle"])
+@pytest.mark.parametrize("how", ["dropped", "idle", "running"])
 def test_an_async_llm_that_is_not_closed(how):
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, timeout=300

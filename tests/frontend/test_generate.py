@@ -89,7 +89,7 @@ def test_demo(run: Run, engine: FakeEngine) -> None:
         f"started in {lines[-1].split()[2]} s",
     ]
     assert lines[-3] == "KV memory: 1.00 MiB; without sharing it would be 3.00 MiB"
-    assert lines[-2] == "compilation: 0.0 s waited for, not in the speeds"
+    assert lines[-2] == "compilation: 0.0 s waited for, not in the speeds and times above"
     assert re.fullmatch(
         r"started in \S+ s: imports \S+, weights 0\.2, pool 1\.5; up to 2 sequences at once",
         lines[-1],
@@ -404,7 +404,8 @@ def test_one_bad_prompt_harms_no_other(run: Run, engine: FakeEngine) -> None:
     assert out.count("A: Ann is 41.") == 2
     assert "E: " in out
     assert err.count("\n") == 1
-    assert "--prompt 2" in err
+    assert "--prompt 2: " in err
+    assert "prompts[" not in out + err
     status, out, _ = run(*argv, "--no-progress", "--json")
     results = json.loads(out)["results"]
     assert ["error" in result for result in results] == [False, True, False]

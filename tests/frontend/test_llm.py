@@ -116,7 +116,7 @@ def test_one_bad_prompt_harms_no_other() -> None:
     for index, output in enumerate(outputs):
         if 0 < index <= len(bad):
             assert isinstance(output.error, InvalidRequestError)
-            assert str(output.error).startswith(f"prompt {index}: ")
+            assert str(output.error).startswith(f"prompts[{index}]: ")
             assert output.finished
             [ended] = output.outputs
             assert (ended.finish_reason, ended.text, ended.token_ids) == ("error", "", [])

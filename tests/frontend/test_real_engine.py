@@ -94,7 +94,7 @@ def test_bad_prompts_harm_no_other(llm: LLM) -> None:
         llm.generate(bad[-1], use_tqdm=False)
     kept = outputs[len(bad)].error
     assert isinstance(kept, ContextLengthError)
-    assert str(kept).startswith(f"prompt {len(bad)}: This model's maximum context length is 512")
+    assert str(kept).startswith(f"prompts[{len(bad)}]: This model's maximum context length is 512")
     assert not llm.engine.has_unfinished_requests()
 
 

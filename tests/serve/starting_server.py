@@ -77,7 +77,7 @@ def starting(
     app = StartingApp(
         config,
         early_requests=early_requests,
-        progress=lambda: CompileProgress(3, 20, 0.0),
+        progress=lambda: CompileProgress(3, 20),
     )
     server = Server(app, build, ready=ready.set)
     with ThreadPoolExecutor() as clients, running(server) as (url, _):

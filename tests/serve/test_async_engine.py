@@ -30,7 +30,7 @@ class CountingEngine(Engine):
         self.compiling = False
 
     def compile_progress(self) -> CompileProgress:
-        return CompileProgress(0, 0, 0.0, waiting=self.compiling)
+        return CompileProgress(0, 0, waiting=self.compiling)
 
     def stats(self) -> int:
         return len(self.live)

@@ -222,7 +222,7 @@ def test_a_server_without_the_route_is_one_line(server: LiveServer, capsys):
 
 def test_nothing_is_measured_while_the_server_compiles(server: LiveServer, monkeypatch):
     engine = server.service.engine.engine
-    progress = [CompileProgress(3, 3, 0.1), CompileProgress(2, 3, 0.1), CompileProgress(1, 3, 0.1)]
+    progress = [CompileProgress(3, 3), CompileProgress(2, 3), CompileProgress(1, 3)]
     monkeypatch.setattr(engine, "compile_progress", progress.pop)
     few = ["--requests", "1", "--warm-up", "0", "--prefix-words", "8", "--suffix-words", "8"]
     assert serve.main(["--url", server.url + "/v1", *few]) == 0

@@ -50,4 +50,4 @@ def test_both_refuse_what_no_text_can_match(client: openai.OpenAI, llm: LLM):
         params = SamplingParams(structured_outputs=StructuredOutputsParams(**wanted))
         (_, output) = llm.generate(["a", "b"], [SamplingParams(), params], use_tqdm=False)
         assert "is not valid" in str(refused.value)
-        assert str(output.error).removeprefix("prompt 1: ") in str(refused.value)
+        assert str(output.error).removeprefix("prompts[1]: ") in str(refused.value)

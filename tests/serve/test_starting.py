@@ -113,7 +113,7 @@ def test_the_number_of_waiting_requests_is_limited(engine):
 def test_health_says_what_is_still_compiling(engine, monkeypatch):
     with starting(engine) as server:
         server.load()
-        progress = CompileProgress(12, 20, 0.0)
+        progress = CompileProgress(12, 20)
         monkeypatch.setattr(engine, "compile_progress", lambda: progress)
         health = httpx2.get(server.url + "/health")
         assert health.status_code == 200
