@@ -27,6 +27,7 @@ from rjax.cli.errors import parse_and_run
 from rjax.cli.exit_status import FAILED
 from rjax.cli.parser import OneLineParser
 from rjax.cli.prompts import read_text
+from rjax.cli.terminal import typing_hidden
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.vllm_options import instead_of
 
@@ -133,8 +134,11 @@ def _converse(session: "Session") -> int:
             except KeyboardInterrupt:
                 print("\n(Ctrl-D, /exit or Ctrl-C twice leaves)", file=sys.stderr)
                 continue
-            if turn is None or not session.take(turn):
+            if turn is None:
                 return 0
+            with typing_hidden():  # the next prompt shows it
+                if not session.take(turn):
+                    return 0
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from rjax.batch.compile_progress import COMPILE_THREAD
 from rjax.cli.exit_status import INTERRUPTED
+from rjax.cli.terminal import set_echo
 from rjax.tokenization.without_torch import leave_torch_out
 
 _PATIENCE = 0.5  # seconds that the main thread has to end by itself
@@ -105,7 +106,8 @@ def _interrupts_watched(name: str) -> Iterator[threading.Event]:
 
 
 def _end(name: str | None = None, status: int = INTERRUPTED) -> NoReturn:
-    """Exit at once, after flushing the output."""
+    """Exit at once, after flushing the output; the terminal shows again what is typed."""
+    set_echo(shown=True)
     if name is not None:
         with contextlib.suppress(OSError, ValueError):
             start = "\n" if sys.stderr.isatty() else ""  # after a progress bar or "^C"
