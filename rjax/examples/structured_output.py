@@ -1,6 +1,6 @@
 """Structured output: every text matches a JSON schema, a choice or a regular expression.
 
-It needs the extra ``structured``: ``pip install "rjax[structured]"``.
+It needs the extra ``structured``: ``pip install -e '.[structured]'``.
 
     python -m rjax.examples.structured_output
 """

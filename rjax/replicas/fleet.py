@@ -16,6 +16,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from rjax.errors import InvalidConfigError
+from rjax.extras import install_command
 from rjax.replicas.autoscaling import QueueAndKvPolicy
 from rjax.replicas.gateway import Gateway
 from rjax.replicas.gateway_metrics import GatewayMetrics
@@ -79,8 +80,8 @@ class Fleet:
             import ray.serve  # noqa: F401
         except ModuleNotFoundError as error:
             raise InvalidConfigError(
-                f"--replicas needs Ray Serve ({error.name} is not installed): pip install "
-                "'rjax[ray]'"
+                f"--replicas needs Ray Serve ({error.name} is not installed); run: "
+                + install_command("ray")
             ) from error
         self._settings = settings
         # Linux ends Ray's processes with the thread that started them, so that thread must stay.
@@ -152,8 +153,10 @@ class Fleet:
         from ray.serve.schema import LoggingConfig
 
         settings, options = self._settings, self._settings.options
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # importing it sets INFO
+        quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
         # Without proxies: the server's own port is the only one for clients.
-        serve.start(proxy_location="Disabled")
+        serve.start(proxy_location="Disabled", logging_config=quiet)
         router: Any = options.request_router
         deployment: Any = serve.deployment(
             Replica,
@@ -169,7 +172,7 @@ class Fleet:
             graceful_shutdown_timeout_s=settings.drain_seconds,
             graceful_shutdown_wait_loop_s=0.5,
             max_constructor_retry_count=1,
-            logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+            logging_config=quiet,
             **self._scale(),
         )
         try:

@@ -78,11 +78,10 @@ class ReplicaClient:
             ReplicaLostError: nothing answers there, the connection broke, or the engine is dead.
             ApiError: 404, the target of the request is no path.
         """
-        headers = [
-            (_text(name), _text(value))
-            for name, value in request.scope["headers"]
-            if name not in _OF_THIS_HOP
-        ]
+        given = request.scope["headers"]
+        named = b",".join(value for name, value in given if name == b"connection")
+        dropped = _OF_THIS_HOP.union(name.strip().lower() for name in named.split(b","))
+        headers = [(_text(name), _text(value)) for name, value in given if name not in dropped]
         headers.append((SECRET_HEADER.decode(), self._secret))
         body = request.body
         try:

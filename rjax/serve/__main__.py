@@ -22,6 +22,7 @@ from rjax.cli.process import end_soon
 from rjax.cli.prompts import read_text
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
+from rjax.extras import install_command
 from rjax.serve.config import arguments as command_line
 from rjax.serve.config.arguments import NAME
 from rjax.serve.config.limits import ServeLimits, limits_table
@@ -65,7 +66,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         from rjax.serve.workers.memory import share_arenas
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
-            f"the server needs {error.name}, which is not installed; install rjax[serve]"
+            f"the server needs {error.name}, which is not installed; run: "
+            + install_command("serve")
         ) from error
 
     set_ulimit(limits)

@@ -4,6 +4,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rjax.errors import InvalidConfigError, InvalidRequestError, OverloadedError
+from rjax.extras import install_command
 from rjax.structured.grammar_store import GrammarStore
 from rjax.structured.mask_budget import MaskBudget, OwnerBudget
 from rjax.structured.mask_request import MaskRequest
@@ -35,8 +36,8 @@ class GrammarCompiler:
             from rjax.structured import compiled_grammar, grammar, mask
         except ModuleNotFoundError as error:
             raise InvalidConfigError(
-                f"structured_outputs needs the package {error.name}, which is not installed; "
-                'run: pip install "rjax[structured]"'
+                f"structured_outputs needs the package {error.name}, which is not installed; run: "
+                + install_command("structured")
             ) from error
         self._compile, self._first_bitmask = grammar.compile_grammar, mask.first_bitmask
         self._grammar, self._mask = compiled_grammar.CompiledGrammar, mask.GrammarMask

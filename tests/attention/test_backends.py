@@ -99,7 +99,7 @@ def test_triton_names_the_missing_package(monkeypatch):
     reason = refusal("triton")
     assert reason is not None
     assert reason.startswith("jax-triton cannot be imported (")
-    assert reason.endswith('; pip install "rjax[triton]"')
+    assert reason.endswith("; run: pip install jax-triton")
 
 
 def test_xla_refuses_nothing():

@@ -15,7 +15,7 @@ LONGEST = 480
 
 RJAX_LAYERS = """
 errors outputs
-child_python inputs progress quiet_imports vllm_names
+child_python extras inputs progress quiet_imports vllm_names
 kv_events_config memory_sizes sampling_limits startup_times closing vllm_options
 config lora prompts
 option_docs tokenization

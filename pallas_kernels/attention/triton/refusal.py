@@ -33,5 +33,5 @@ def _installation_refusal() -> str | None:
     try:
         import jax_triton  # noqa: F401
     except ImportError as error:
-        return f'jax-triton cannot be imported ({error}); pip install "rjax[triton]"'
+        return f"jax-triton cannot be imported ({error}); run: pip install jax-triton"
     return None

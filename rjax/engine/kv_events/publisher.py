@@ -13,6 +13,7 @@ from typing import Any
 from rjax.engine.kv_events.event_log import CacheEvent
 from rjax.engine.kv_events.wire_format import batch
 from rjax.errors import InvalidConfigError
+from rjax.extras import install_command
 from rjax.kv_events_config import KvEventsConfig
 
 _DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"
@@ -51,8 +52,8 @@ class KvEventPublisher:
             import zmq
         except ModuleNotFoundError as error:
             raise InvalidConfigError(
-                f"KV events need {error.name}, which is not installed: pip install "
-                "'rjax[kv-events]'"
+                f"KV events need {error.name}, which is not installed; run: "
+                + install_command("kv-events")
             ) from error
         self.published = 0
         self.dropped = 0

@@ -104,7 +104,8 @@ class Echo:
 def test_a_request_and_its_response_pass_as_they_are(size):
     app = Echo()
     sent = [(b"x-mine", b"a"), (b"x-mine", "é".encode()), (b"accept", b"*/*")]
-    hop = [(b"connection", b"close"), (b"content-length", b"7"), (SECRET_HEADER, b"mine")]
+    hop = [(b"connection", b"close, X-Hop"), (b"x-hop", b"1")]
+    hop += [(b"content-length", b"7"), (SECRET_HEADER, b"mine")]
 
     async def run() -> tuple[int, list[Any], bytes]:
         async with replica(app) as (url, client):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from rjax.errors import InvalidConfigError
+from rjax.extras import install_command
 from rjax.replicas.autoscaling import QueueAndKvPolicy
 from rjax.replicas.fleet import check_gpus
 from rjax.replicas.merged_metrics import merge_expositions
@@ -54,7 +55,7 @@ def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_ray)
     assert main(["--replicas", "2", "--port", "0"]) == 2
-    assert "pip install 'rjax[ray]'" in capsys.readouterr().err
+    assert install_command("ray") in capsys.readouterr().err
 
 
 def test_autoscaling_follows_the_queue_and_the_kv_pool():
