@@ -32,8 +32,8 @@ def test_the_users_modules_refuse_others(name: str, user: UserFolder, tmp_path: 
         user.run("python3", other, PYTHONPATH=str(user.path))
 
 
-def test_a_script_with_the_wheel(wheel_environment: Environment, user: UserFolder):
-    assert user.run_script(wheel_environment.python) == wheel_environment.site_packages / "rjax"
+def test_a_script_with_the_wheel(environment: Environment, user: UserFolder):
+    assert user.run_script(environment.python) == environment.site_packages / "rjax"
 
 
 def test_a_script_with_the_checkout(wheel_environment: Environment, user: UserFolder):
@@ -51,10 +51,10 @@ def test_a_script_with_an_editable_install(
 
 
 @pytest.mark.parametrize("form", ["module", "command"])
-def test_generate(form: str, wheel_environment: Environment, user: UserFolder):
-    start = (wheel_environment.python, "-m", "rjax.generate")
+def test_generate(form: str, environment: Environment, user: UserFolder):
+    start = (environment.python, "-m", "rjax.generate")
     if form == "command":
-        start = (wheel_environment.command, "generate")
+        start = (environment.command, "generate")
     asked = ("--system-prompt", SYSTEM_PROMPT, "--prompt", QUESTION, "--temperature", "0")
     (found,) = json.loads(user.run(*start, *asked, "--json", *SIZES))["results"]
     assert found["outputs"][0]["text"] == ANSWER
@@ -86,9 +86,9 @@ def serving(command: Path, user: UserFolder) -> Iterator[str]:
             assert started.wait(60) == 0, log.read_text()
 
 
-def test_serve(wheel_environment: Environment, user: UserFolder):
+def test_serve(environment: Environment, user: UserFolder):
     body = {"messages": CONVERSATION, "temperature": 0}
-    with serving(wheel_environment.command, user) as url:
+    with serving(environment.command, user) as url:
         assert httpx2.get(url + "/health").status_code == 200
         answer = httpx2.post(url + "/v1/chat/completions", json=body, timeout=120).json()
         assert answer["choices"][0]["message"]["content"] == ANSWER
