@@ -32,6 +32,7 @@ from bench.tables.scoring import (
     score,
     score_by_rows,
     summary,
+    tableless_sheets,
 )
 from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import command
@@ -52,7 +53,7 @@ def engine_answerer(model: Path, relay: str) -> ChatBackend:
     def answer(sheets: Sequence[Sheet]) -> list[list[str]]:
         chats = [
             [
-                {"role": "system", "content": sheet.system},
+                *([] if sheet.system is None else [{"role": "system", "content": sheet.system}]),
                 {"role": "user", "content": question.text},
             ]
             for sheet in sheets
@@ -118,6 +119,7 @@ def report(scores: dict[str, Score], seconds: float, args: argparse.Namespace) -
         "values": args.values,
         "seed": args.seed,
         "tables": args.tables,
+        "tableless": args.tableless,
         "questions_per_table": args.questions,
         "rows": args.rows,
         "seconds": round(seconds, 1),
@@ -140,6 +142,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="engine only")
     p.add_argument("--tables", type=whole(1), default=16)
     p.add_argument("--questions", type=whole(1), default=16, help="questions about each table")
+    p.add_argument(
+        "--tableless",
+        type=whole(0),
+        default=8,
+        help="chats without a table, or with a table about which nothing is asked",
+    )
     p.add_argument("--rows", type=whole(1), nargs=2, default=[5, 40], help="fewest and most rows")
     p.add_argument(
         "--values",
@@ -163,6 +171,7 @@ def main() -> None:
     sheets = held_out_sheets(
         args.tables, args.questions, rows=tuple(args.rows), seed=args.seed, which=args.values
     )
+    sheets += tableless_sheets(args.tableless, args.questions, seed=args.seed, which=args.values)
     answer = (
         engine_answerer(args.model, args.relay)
         if args.backend == "engine"

@@ -22,7 +22,7 @@ def sample_lines() -> list[str]:
                 "context": sheet.system,
                 "input": question.text,
                 "answers": [question.answer],
-                "length": len(sheet.system.split()),
+                "length": len((sheet.system or "").split()),
                 "language": "en",
                 "all_classes": None,
             },

@@ -23,6 +23,7 @@ from bench.tables.table import (
     system_prompt,
 )
 from bench.tables.tokenizer import answer_text, prefix_text, question_text
+from bench.tables.unrelated import tableless_question, tableless_system, unrelated_question
 from bench.tables.words import Pool
 
 
@@ -44,8 +45,35 @@ class Shape:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Beside:
+    """What is asked beside single questions about a table.
+
+    Attributes:
+        tableless: share of examples without a table.
+        unrelated: share of messages about something else in the other examples.
+        turns: how often a question, or a turn before it, has one more turn before it.
+    """
+
+    tableless: float = 0.0
+    unrelated: float = 0.0
+    turns: float = 0.0
+
+
+NOTHING_BESIDE = Beside()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """What one batch is drawn from; the same plan always gives the same batch."""
+    """What one batch is drawn from; the same plan always gives the same batch.
+
+    Attributes:
+        seed: of everything that is drawn.
+        shape: of the batch.
+        which: pool of names and words.
+        all_columns, key_first: see `bench.tables.table.random_table`.
+        kinds: weights of the kinds of questions.
+        beside: what else is asked.
+    """
 
     seed: int
     shape: Shape
@@ -53,6 +81,7 @@ class Plan:
     all_columns: float = 0.75
     key_first: float = 0.0
     kinds: Weights = (0.35, 0.07, 0.28, 0.18, 0.12)
+    beside: Beside = NOTHING_BESIDE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,6 +151,24 @@ def _encode_answer(
     return ids + end, lines + [lines[-1]] * len(end)
 
 
+def _asked(rng: random.Random, plan: Plan, table: Table | None) -> Question:
+    if table is None:
+        return tableless_question(rng, plan.which)
+    if plan.beside.unrelated and rng.random() < plan.beside.unrelated:
+        return unrelated_question(rng, plan.which)
+    (question,) = random_questions(rng, table, 1, plan.kinds)
+    return question
+
+
+def _earlier_turns(rng: random.Random, plan: Plan, table: Table | None) -> str:
+    """The text of the turns before a question."""
+    text = ""
+    while plan.beside.turns and rng.random() < plan.beside.turns:
+        question = _asked(rng, plan, table)
+        text += question_text(question.text) + answer_text(question.answer)
+    return text
+
+
 def make_batch(plan: Plan, tokenizer: Tokenizer, keep_questions: bool = False) -> Batch:
     """The batch of a plan."""
     rng = random.Random(plan.seed)
@@ -132,13 +179,19 @@ def make_batch(plan: Plan, tokenizer: Tokenizer, keep_questions: bool = False) -
     answers = np.zeros((B, Q), np.bool_)
     kept: list[tuple[Question, ...]] = []
     for b in range(B):
-        table, first_line, ids = _fitting_table(rng, plan, tokenizer)
+        table = None
+        if plan.beside.tableless and rng.random() < plan.beside.tableless:
+            ids = _encode(tokenizer, prefix_text(tableless_system(rng, plan.which)))
+            first_line = P  # after all lines
+        else:
+            table, first_line, ids = _fitting_table(rng, plan, tokenizer)
         prefix[b, : len(ids)] = ids
         lengths[b], first_lines[b] = len(ids), first_line
         at, asked = 0, []
         while True:
-            (question,) = random_questions(rng, table, 1, plan.kinds)
-            head = _encode(tokenizer, question_text(question.text))
+            earlier = _earlier_turns(rng, plan, table)
+            question = _asked(rng, plan, table)
+            head = _encode(tokenizer, earlier + question_text(question.text))
             tail, rows = _encode_answer(tokenizer, question, first_line)
             end = at + len(head) + len(tail)
             if end > Q:

@@ -23,7 +23,7 @@ from rjax.models.decoder import Decoder
 def answer_questions(
     model: Decoder,
     tokenizer: Tokenizer,
-    systems: Sequence[str],
+    systems: Sequence[str | None],
     questions: Sequence[Sequence[str]],
     *,
     max_new_tokens: int = 120,
@@ -36,7 +36,7 @@ def answer_questions(
     Args:
         model: the model.
         tokenizer: its tokenizer.
-        systems: system messages.
+        systems: system messages; None for a chat without one.
         questions: equally many questions for each of them.
         max_new_tokens: an answer is cut off after so many tokens.
         implementation: of `jax.nn.dot_product_attention`.

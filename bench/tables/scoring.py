@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from bench.tables.questions import Question, Weights, random_questions
 from bench.tables.table import INTRODUCTIONS, random_table, system_prompt
+from bench.tables.unrelated import tableless_question, tableless_system, unrelated_question
 from bench.tables.words import Pool
 
 EVALUATION_SEED = 20_000_003
@@ -14,9 +15,9 @@ EVALUATION_SEED = 20_000_003
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sheet:
-    """One held-out table as a system message, the questions about it, and the table's size."""
+    """A system message, questions, and the rows of the table in it; 0 where it has none."""
 
-    system: str
+    system: str | None
     questions: tuple[Question, ...]
     rows: int
 
@@ -38,6 +39,24 @@ def held_out_sheets(
         asked = tuple(random_questions(rng, table, questions, weights))
         system = system_prompt(table, rng.choice(INTRODUCTIONS))
         sheets.append(Sheet(system, asked, len(table.rows)))
+    return sheets
+
+
+def tableless_sheets(
+    count: int, questions: int, *, seed: int = EVALUATION_SEED, which: Pool = "real"
+) -> list[Sheet]:
+    """Chats without a table, in turn with held-out tables about which nothing is asked."""
+    sheets = []
+    for at in range(count):
+        rng = random.Random(f"{seed} {at}")
+        if at % 2:
+            table = random_table(rng, rng.randint(5, 40), which=which)
+            asked = tuple(unrelated_question(rng, which) for _ in range(questions))
+            system = system_prompt(table, rng.choice(INTRODUCTIONS))
+            sheets.append(Sheet(system, asked, len(table.rows)))
+            continue
+        asked = tuple(tableless_question(rng, which) for _ in range(questions))
+        sheets.append(Sheet(tableless_system(rng, which), asked, 0))
     return sheets
 
 

@@ -39,9 +39,10 @@ CHAT_TEMPLATE = (
 )
 
 
-def prefix_text(system: str) -> str:
-    """The chat template's text up to the end of the system message, BOS included."""
-    return f"{BOS}{SYSTEM}{system}{END}"
+def prefix_text(system: str | None) -> str:
+    """The chat template's text up to the end of the system message, BOS included; None for a chat
+    without one."""
+    return BOS if system is None else f"{BOS}{SYSTEM}{system}{END}"
 
 
 def question_text(question: str) -> str:

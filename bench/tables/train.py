@@ -26,7 +26,7 @@ import numpy as np
 from flax import nnx
 from tokenizers import Tokenizer
 
-from bench.tables.data import Batch, Plan, Shape, batches, make_batch
+from bench.tables.data import NOTHING_BESIDE, Batch, Beside, Plan, Shape, batches, make_batch
 from bench.tables.questions import Question
 from bench.tables.rows import fresh_pointers
 from bench.tables.scoring import score
@@ -61,12 +61,14 @@ class Stage:
         shares: how often each of the run's shapes comes.
         key_first: share of tables that begin with id and name.
         all_columns: share of tables with all columns.
+        beside: what is asked beside questions about a table.
     """
 
     until: float
     shares: tuple[float, ...]
     key_first: float
     all_columns: float
+    beside: Beside = NOTHING_BESIDE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,6 +84,16 @@ class Size:
     shapes: tuple[Shape, ...]
     check: Shape
     stages: tuple[Stage, ...]
+
+    def of_examples(self, most: int | None) -> "Size":
+        """This size with at most so many examples a batch."""
+        if most is None:
+            return self
+        shapes, check = (
+            tuple(dataclasses.replace(s, batch=min(s.batch, most)) for s in group)
+            for group in (self.shapes, (self.check,))
+        )
+        return dataclasses.replace(self, shapes=shapes, check=check[0])
 
 
 SIZES = {
@@ -102,7 +114,9 @@ SIZES = {
             Stage(0.10, (1.0, 0.0, 0.0), 0.2, 0.5),
             Stage(0.20, (0.5, 0.5, 0.0), 0.1, 0.6),
             Stage(0.30, (0.2, 0.5, 0.3), 0.0, 0.7),
-            Stage(1.00, (0.1, 0.3, 0.6), 0.0, 0.75),
+            Stage(
+                1.00, (0.1, 0.3, 0.6), 0.0, 0.75, Beside(tableless=0.1, unrelated=0.05, turns=0.1)
+            ),
         ),
     ),
     "tiny": Size(
@@ -157,6 +171,7 @@ def plans(size: Size, steps: int, seed: int, curriculum: bool) -> list[Plan]:
                 shape,
                 all_columns=stage.all_columns,
                 key_first=stage.key_first,
+                beside=stage.beside,
             )
         )
     return made
@@ -175,7 +190,7 @@ class Run:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.size = SIZES[args.size]
+        self.size = SIZES[args.size].of_examples(args.examples)
         self.tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
         self.config = model_config(self.size, self.tokenizer)
         self.graph, parameters = fresh_parameters(self.config, args.seed)
@@ -237,8 +252,11 @@ class Run:
         """Steps until the last one, or until the time is up."""
         args, began = self.args, time.monotonic()
         todo = plans(self.size, args.steps, args.seed, args.start_from is None)[self.step :]
+        beside = self.size.stages[-1].beside
         checks = [
-            make_batch(Plan(10**9, self.size.check, which=which), self.tokenizer, True)
+            make_batch(
+                Plan(10**9, self.size.check, which=which, beside=beside), self.tokenizer, True
+            )
             for which in CHECKED
         ]
         samples = {
@@ -352,6 +370,7 @@ def parser() -> argparse.ArgumentParser:
         "--start-from", type=Path, help="checkpoint to start from, without the curriculum"
     )
     p.add_argument("--size", choices=SIZES, default="full")
+    p.add_argument("--examples", type=int, help="at most so many a step, for small machines")
     p.add_argument("--steps", type=int, default=12000, help="of the whole run, all calls together")
     p.add_argument("--minutes", type=float, default=1e9, help="stop training after so long")
     p.add_argument("--learning-rate", type=float, default=3e-3)
