@@ -162,7 +162,7 @@ class Worker:
         )
         # If a process ended while the device still computes, XLA's threads would release the host's
         # arrays in an interpreter that is gone, and abort the process.
-        weakref.finalize(self, self._state.wait)
+        self._wait_at_end = weakref.finalize(self, self._state.wait)
         number = config.scheduler.num_decode_steps
         self._policy = policy if number == "auto" else None
         if number == "auto":
@@ -254,7 +254,7 @@ class Worker:
         """Stop compiling in the background; wait for what the device has yet to compute."""
         if self._background is not None:
             self._background.close()
-        self._state.wait()
+        self._wait_at_end()
 
     def warmup(
         self, when: Warmup = "on", modes: Sequence[SamplerMode] = ("greedy", "random", "full")
