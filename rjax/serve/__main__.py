@@ -63,7 +63,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         from rjax.serve.http.server import Server, set_ulimit
         from rjax.serve.http.starting_app import StartingApp
         from rjax.serve.loading.service_loader import ServiceLoader
-        from rjax.serve.workers.memory import share_arenas
+        from rjax.serve.workers.memory import keep_trimmed, share_arenas
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
             f"the server needs {error.name}, which is not installed; run: "
@@ -72,6 +72,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     set_ulimit(limits)
     share_arenas()
+    keep_trimmed()
     # Detect all invalid options, and an address in use, before clients can connect.
     check_root_path(serve.http.root_path)
     num_short = KeyRing(serve.keys).num_short

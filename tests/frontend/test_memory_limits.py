@@ -76,6 +76,26 @@ def test_many_threads_allocate_from_few_arenas():
     assert _arenas("share_arenas()") == 2
 
 
+@needs_linux
+def test_free_memory_goes_back_to_the_system():
+    code = f"""if True:
+        import time
+        from rjax.serve.workers import memory
+        memory.TRIM_SECONDS = 0.1
+        blocks = [b"x" * 4000 + bytes([i % 7]) for i in range(50_000)]
+        kept = blocks[::500]  # so that no end of an arena is free
+        del blocks
+        held = memory.resident_bytes()
+        time.sleep(0.5)
+        assert memory.resident_bytes() > held - {10 * MIB}
+        memory.keep_trimmed()
+        while memory.resident_bytes() > held - {150 * MIB}:
+            time.sleep(0.05)
+        assert all(len(block) == 4001 for block in kept)
+    """
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
 def _arenas(before: str) -> int:
     """Arenas of a process in which 16 threads allocate at once."""
     code = f"""if True:

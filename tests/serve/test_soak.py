@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rjax.serve.config.limits import ServeLimits
-from rjax.serve.workers.memory import share_arenas
+from rjax.serve.workers.memory import TRIM_SECONDS, keep_trimmed, share_arenas
 
 from .attacks import ATTACKS, attack
 from .hostile import KEPT_BYTES, LoopWatch, ask, memory, open_files, until, watched
@@ -58,6 +58,7 @@ def test_every_attack_at_random_beside_honest_clients(folder, request):
     names = request.config.getoption("--soak-attacks")
     chosen = [a for a in ATTACKS if not names or a.__name__ in names.split(",")]
     share_arenas()
+    keep_trimmed()
     draw = random.Random(seed)
     limits = ServeLimits(
         send_seconds=3.0, header_seconds=2.0, body_seconds=3.0, open_connections=400,
@@ -124,6 +125,7 @@ def test_every_attack_at_random_beside_honest_clients(folder, request):
             queue = engine._queue
             assert not (queue.sequences or queue.prompt_tokens or engine.num_live)
             gc.collect()
+            time.sleep(TRIM_SECONDS + 1)
             names = [thread.name for thread in threading.enumerate()]
             pools = [name for name in names if name.startswith(POOLS)]
             assert len(pools) <= POOL_THREADS
