@@ -86,7 +86,7 @@ class Size:
     stages: tuple[Stage, ...]
 
     def of_examples(self, most: int | None) -> "Size":
-        """This size with at most so many examples a batch."""
+        """The same size, with batches of at most ``most`` examples; None leaves them."""
         if most is None:
             return self
         shapes, check = (
@@ -370,7 +370,7 @@ def parser() -> argparse.ArgumentParser:
         "--start-from", type=Path, help="checkpoint to start from, without the curriculum"
     )
     p.add_argument("--size", choices=SIZES, default="full")
-    p.add_argument("--examples", type=int, help="at most so many a step, for small machines")
+    p.add_argument("--examples", type=int, help="maximum examples a step, for small machines")
     p.add_argument("--steps", type=int, default=12000, help="of the whole run, all calls together")
     p.add_argument("--minutes", type=float, default=1e9, help="stop training after so long")
     p.add_argument("--learning-rate", type=float, default=3e-3)

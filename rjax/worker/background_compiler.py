@@ -82,7 +82,7 @@ class BackgroundCompiler:
         self._threads = self._lanes = self._waiting = self._waiting_for_all = self._borrowed = 0
         self._left = 0.0  # when a program was last left to the processes
         self._closed = False
-        self._waits: list[tuple[float, float]] = []
+        self._waits: tuple[tuple[float, float], ...] = ()
         self._begun = time.perf_counter()
 
     def add(self, key: Hashable, task: CompileTask) -> None:
@@ -125,7 +125,7 @@ class BackgroundCompiler:
                 bar.update(len(self._compiled) - bar.n)
                 start = time.monotonic()
                 self._wait()
-                self._waits.append((start, time.monotonic()))
+                self._waits += ((start, time.monotonic()),)
 
     def hurry(self, keys: Sequence[Hashable]) -> bool:
         """Compile these programs next; whether nothing is left to be done for them."""
@@ -170,7 +170,7 @@ class BackgroundCompiler:
         with self._changed:
             total = len(self._compiled) + len(self._tasks) - len(self._failed)
             return CompileProgress(
-                len(self._compiled), total, tuple(self._waits), waiting=self._waiting > 0
+                len(self._compiled), total, self._waits, waiting=self._waiting > 0
             )
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class StepRunner:
         self.leaves = leaves
         self.programs = programs
         self.layouts = layouts
-        self.waits: list[tuple[float, float]] = []
+        self.waits: tuple[tuple[float, float], ...] = ()
         self.waiting = False
         self._vocab_size = vocab_size
         self._replicated = NamedSharding(mesh, PartitionSpec())
@@ -166,6 +166,6 @@ class StepRunner:
             result = self.programs.get(key)(*arguments)
         finally:
             self.waiting = False
-        self.waits.append((start, time.monotonic()))
+        self.waits += ((start, time.monotonic()),)
         self._called.add(key)
         return result

@@ -248,7 +248,7 @@ class Worker:
             return self._background.progress()
         count, runner = self.num_compiled, self._runner
         total = count + runner.waiting
-        return CompileProgress(count, total, tuple(runner.waits), waiting=runner.waiting)
+        return CompileProgress(count, total, runner.waits, waiting=runner.waiting)
 
     def close(self) -> None:
         """Stop compiling in the background; wait for what the device has yet to compute."""

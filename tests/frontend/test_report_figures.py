@@ -55,7 +55,7 @@ def test_speeds_and_times_leave_out_what_compiles() -> None:
 
 
 def test_the_speed_of_generation_agrees_with_the_time_of_a_token() -> None:
-    """Of two samples and a request that began with them, all in step."""
+    """Two samples and a request that began with them get their tokens in the same steps."""
     found = figures_of(output(0, 2, 6, 5, 5), output(0, 2, 6, 5), compiling=CompileProgress(0, 0))
     assert found["output_tokens_per_second"] == pytest.approx(
         3 / found["mean_time_per_output_token"]
