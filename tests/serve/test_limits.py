@@ -1,14 +1,17 @@
 """Every bound, with zero, negative, huge and NaN: a 400 in the API's shape, and nothing dies."""
 
+import asyncio
 import dataclasses
 import json
 import time
+from collections import Counter
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from rjax import serve
+from rjax.benchmarks.stream_client import Address, Arrival, stream_load
 from rjax.errors import InvalidConfigError
 from rjax.serve.__main__ import main
 from rjax.serve.config.limits import ServeLimits, limits_table
@@ -252,3 +255,14 @@ def test_a_queue_smaller_than_the_batch_is_logged(folder, caplog, queued, warns)
     assert (
         "queued_sequences is 1, so the batch never has max_num_seqs = 2" in caplog.text
     ) == warns
+
+
+def test_a_burst_waits_for_its_texts(server: LiveServer):
+    """As many requests as the queue takes, all at once, with texts that workers tokenise."""
+    body = {**COMPLETION, "prompt": "ab " * 200, "truncate_prompt_tokens": 4, "max_tokens": 1}
+    burst = [Arrival(0.0, "/v1/completions", body)] * 400
+    host, port = server.url.removeprefix("http://").split(":")
+    answers = asyncio.run(stream_load(Address(host, int(port)), burst, time.perf_counter()))
+    assert Counter(answer.status for answer in answers) == {200: 400}
+    limits = ServeLimits()
+    assert limits.queued_texts >= limits.queued_sequences

@@ -66,7 +66,7 @@ class ServeLimits:
     text_workers: int = _limit(8, "processes that render and tokenise prompts")
     grammar_workers: int = _limit(2, "processes that compile grammars")
     slow_tasks: int = _limit(4, "texts, and grammars, that run over 1 second; more is a 503")
-    queued_texts: int = _limit(256, "waiting texts and grammars of one API key; more is a 503")
+    queued_texts: int = _limit(1024, "waiting texts and grammars of one API key; more is a 503")
     worker_bytes: int = _limit(2**30, "bytes of memory to render, tokenise or compile one request")
     request_seconds: float = _limit(
         3600.0, "seconds of a request in the engine; then it is aborted"
