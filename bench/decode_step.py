@@ -59,6 +59,7 @@ from rjax.pallas_kernels.attention.planner import (
 )
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.lowering import compiler_options
 from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.programs import StepPrograms, multi_step_key, step_key
 from rjax.worker.step import StepResult, StepState
@@ -184,7 +185,9 @@ class Bench:
         if several:
             packed = np.stack([packed] * self.num_decode_steps)
         packed = jax.device_put(packed, NamedSharding(self.mesh, PartitionSpec()))
-        return programs.get(key).lower(self.leaves, state, packed).compile(), state, packed
+        lowered = programs.get(key).lower(self.leaves, state, packed)
+        options = compiler_options(self.leaves, self.mesh.devices.flat[0].platform)
+        return lowered.compile(compiler_options=options), state, packed
 
     def _input(self, case: DecodeCase, shape: StepShape) -> StepInput:
         """Page tables: full pages of the shared tokens are in every table, the rest is unique."""

@@ -46,7 +46,7 @@ class CompiledPrograms:
     def compile(self, key: ProgramKey, lowered: jax.stages.Lowered) -> None:
         """Compile the program, and keep it."""
         if self._store is None:
-            self._compiled[key] = lowered.compile()
+            self._compiled[key] = self._lowering.compile(lowered)
         else:
             self._compiled[key] = self.keep(key, lowered)
 
@@ -55,6 +55,6 @@ class CompiledPrograms:
         assert self._store is not None
         # XLA cannot write a program that JAX's cache has read; nor should both keep it.
         with without_cache():
-            program = lowered.compile()
+            program = self._lowering.compile(lowered)
         self._store.save(key, program)
         return program
