@@ -4,9 +4,9 @@
     python -m bench.serve_replicas --shapes tiny --replicas 1 2 --requests 16 --suffix-words 8
 
 Each number of replicas is an `rjax serve --replicas N` of its own, with random weights and the
-bundled model's tokenizer. It compiles all step sizes, then gets all requests at once over HTTP from
-one client process: a prompt is one of a few long prefixes and a unique end (the load of `rjax bench
-serve`). "/ first" is the rate over that of the first row.
+bundled model's tokenizer. It compiles all step sizes, then gets the load of `rjax bench serve`: a
+prompt is one of a few long prefixes and a unique end, and a request follows as soon as one of
+--streams has ended. "/ first" is the rate over that of the first row.
 """
 
 import argparse
@@ -43,12 +43,13 @@ def build_parser() -> argparse.ArgumentParser:
     p = command_parser("bench.serve_replicas", __doc__)
     p.add_argument("--shapes", choices=sorted(SHAPES), default="llama-3-8b", help="of the model")
     p.add_argument("--replicas", type=whole(1), nargs="+", default=[1, 2], metavar="N")
-    p.add_argument("--requests", type=whole(1), default=384, metavar="N")
+    p.add_argument("--requests", type=whole(1), default=1024, metavar="N")
+    p.add_argument("--streams", type=whole(1), default=256, metavar="N", help="open at once")
     p.add_argument("--prefixes", type=whole(1), default=8, metavar="N", help="different ones")
     p.add_argument("--prefix-words", type=whole(1), default=512, metavar="N")
     p.add_argument("--suffix-words", type=whole(1), default=256, metavar="N")
-    p.add_argument("--max-tokens", type=whole(1), default=64, metavar="N", help="of each answer")
-    p.add_argument("--max-num-seqs", type=whole(1), default=64, metavar="N", help="of a replica")
+    p.add_argument("--max-tokens", type=whole(1), default=128, metavar="N", help="of each answer")
+    p.add_argument("--max-num-seqs", type=whole(1), default=256, metavar="N", help="of a replica")
     p.add_argument("--log", type=Path, metavar="FILE", help="of the servers, for errors")
     return p
 
@@ -78,6 +79,7 @@ def _measure(arguments: argparse.Namespace, folder: str, replicas: int) -> dict[
         load = serve.build_parser().parse_args(
             [
                 *("--url", f"{server.url}/v1", "--rates", "inf"),
+                *("--max-concurrency", str(arguments.streams)),
                 *("--requests", str(arguments.requests), "--prefixes", str(arguments.prefixes)),
                 *("--prefix-words", str(arguments.prefix_words)),
                 *("--suffix-words", str(arguments.suffix_words)),
