@@ -239,7 +239,7 @@ class Worker:
         ]
 
     def fingerprint(self) -> str:
-        """Identifies the model by its configuration and a sample of every weight."""
+        """Identifies the model by its configuration and its weights."""
         return model_fingerprint(self._model_config, self._runner.leaves)
 
     def compile_progress(self) -> CompileProgress:
