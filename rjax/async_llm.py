@@ -226,10 +226,18 @@ class AsyncLLM:
         """Unpin a named prefix, as `LLM.drop_prefix`."""
         await self._with_prefixes(lambda: self._prompts.drop(name))
 
+    async def prefixes(self) -> list[str]:
+        """Names of the pinned prefixes."""
+        return await self._with_prefixes(self._prompts.names)
+
+    async def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
+        """Write a named prefix with its KV to a file, as `LLM.save_prefix`."""
+        await self._with_prefixes(lambda: self._prompts.save(name, path))
+
     async def load_prefix(
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
     ) -> str:
-        """Pin a prefix that `LLM.save_prefix` wrote, as `LLM.load_prefix`."""
+        """Pin a prefix that `save_prefix` wrote, as `LLM.load_prefix`."""
         return await self._with_prefixes(lambda: self._prompts.load(path, name, cache_salt))
 
     async def reset_prefix_cache(self) -> None:

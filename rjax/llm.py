@@ -349,7 +349,7 @@ class LLM(SynchronizedClosable):
         Raises:
             InvalidRequestError: there is no prefix of this name, or the file cannot be written.
         """
-        self.engine.save_prefix(name, path)
+        self._prompts.save(name, path)
 
     @synchronized
     def load_prefix(

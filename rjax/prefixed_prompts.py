@@ -66,6 +66,10 @@ class PrefixedPrompts:
             self._engine.add_prefix(name, list(prefix), cache_salt=cache_salt)
             self._named.pop(name, None)
 
+    def save(self, name: str, path: str | pathlib.Path) -> None:
+        """Write a named prefix to a file; see `LLM.save_prefix`."""
+        self._engine.save_prefix(name, path)
+
     def load(self, path: str | pathlib.Path, name: str | None, cache_salt: str | None) -> str:
         """Add a saved prefix and return its name; see `LLM.load_prefix`."""
         loaded = self._engine.load_prefix(path, name, cache_salt=cache_salt)

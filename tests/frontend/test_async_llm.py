@@ -185,8 +185,11 @@ def test_an_engine_in_a_process(
             await llm.add_prefix("rules", "Say what is true. ")
             output = await last(llm.generate("Who?", LONG, prefix="rules", timeout=0.2))
             assert (output.prompt_token_ids[0], output.num_cached_tokens > 0) == (0, True)
+            await llm.save_prefix("rules", tmp_path / "own.safetensors")
             await llm.drop_prefix("rules")
             assert await llm.load_prefix(saved, "loaded") == "loaded"
+            assert await llm.load_prefix(tmp_path / "own.safetensors", "again") == "again"
+            assert await llm.prefixes() == ["loaded", "again"]
             with pytest.raises(InvalidRequestError, match="no prefix is named 'rules'"):
                 await last(llm.generate("a", SEEDED, prefix="rules"))
             await llm.fill_prefix_kv_cache("Be brief. ")

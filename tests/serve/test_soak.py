@@ -24,6 +24,7 @@ WARM_SECONDS = 120.0  # of attacks before the memory counts: caches fill, alloca
 ROUND_SECONDS = 300.0  # of attacks, between looks at what they left
 SLOWEST_HEALTH = 3.0
 LOOP_SECONDS = 1.0  # several requests at once, whose every annotation is checked
+CLOSED = (ConnectionResetError, BrokenPipeError)  # while an answer is read, or a request is sent
 LOST_SECONDS = 300.0  # an answer that has not come by then will not come
 POOLS = ("rjax-serve", "rjax-masks", "AnyIO", "asyncio_")  # of threads that come and go with use
 POOL_THREADS = 64  # of all these pools together
@@ -78,7 +79,7 @@ def test_every_attack_at_random_beside_honest_clients(folder, request):
                     start = time.monotonic()
                     try:
                         found = text(server, asked[i])
-                    except ConnectionResetError:
+                    except CLOSED:
                         resets.append(i)
                         continue
                     answered.append(time.monotonic() - start)
@@ -106,7 +107,7 @@ def test_every_attack_at_random_beside_honest_clients(folder, request):
                     start = time.monotonic()
                     try:
                         assert ask(server, "GET", "/health").json["status"] == "ready"
-                    except ConnectionResetError:
+                    except CLOSED:
                         resets.append(-1)
                         continue
                     waits.append(time.monotonic() - start)
@@ -157,6 +158,7 @@ def test_every_attack_at_random_beside_honest_clients(folder, request):
         attacked(min(WARM_SECONDS, seconds / 4))
         threads, files, kept = now = settled()
         waits[:] = [0.0]
+        print(f"\nafter the warm-up: memory {kept / 1e6:.0f} MB")
         rounds, longest = max(1, round(seconds / ROUND_SECONDS)), 0.0
         for number in range(rounds):
             longest = max(longest, attacked(seconds / rounds).longest)

@@ -174,9 +174,10 @@ class _CountingTransport:
         self.written = 0
 
     def write(self, data: bytes) -> None:
-        """Send or buffer bytes."""
-        self.written += len(data)
-        self.transport.write(data)
+        """Send or buffer bytes; drop them if the connection is closing."""
+        if not self.transport.is_closing():
+            self.written += len(data)
+            self.transport.write(data)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.transport, name)
@@ -199,7 +200,6 @@ class _ChunkedWire:
         on_resume: Callable[[Callable[[], object]], None],
     ) -> None:
         self._transport = transport
-        self._is_closing = transport.is_closing
         self._flow = flow
         self._on_resume = on_resume
 
@@ -214,7 +214,7 @@ class _ChunkedWire:
 
     def write(self, data: bytes) -> None:
         """See `Wire`."""
-        if data and not self._is_closing():
+        if data:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
