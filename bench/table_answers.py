@@ -120,6 +120,7 @@ def report(scores: dict[str, Score], seconds: float, args: argparse.Namespace) -
         "seed": args.seed,
         "tables": args.tables,
         "tableless": args.tableless,
+        "mistyped": args.mistyped,
         "questions_per_table": args.questions,
         "rows": args.rows,
         "seconds": round(seconds, 1),
@@ -148,6 +149,12 @@ def parser() -> argparse.ArgumentParser:
         default=8,
         help="chats without a table, or with a table about which nothing is asked",
     )
+    p.add_argument(
+        "--mistyped",
+        type=whole(0),
+        default=4,
+        help="further tables, with typing errors in questions",
+    )
     p.add_argument("--rows", type=whole(1), nargs=2, default=[5, 40], help="fewest and most rows")
     p.add_argument(
         "--values",
@@ -170,6 +177,14 @@ def main() -> None:
         p.error(f"--rows {args.rows[0]} {args.rows[1]}: give the fewest first")
     sheets = held_out_sheets(
         args.tables, args.questions, rows=tuple(args.rows), seed=args.seed, which=args.values
+    )
+    sheets += held_out_sheets(
+        args.mistyped,
+        args.questions,
+        rows=tuple(args.rows),
+        seed=args.seed + args.tables,
+        which=args.values,
+        errors=True,
     )
     sheets += tableless_sheets(args.tableless, args.questions, seed=args.seed, which=args.values)
     answer = (

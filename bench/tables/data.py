@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 
+from bench.tables.mistyped import mistyped
 from bench.tables.questions import Question, Weights, random_questions
 from bench.tables.table import (
     INTRODUCTIONS,
@@ -52,11 +53,13 @@ class Beside:
         tableless: share of examples without a table.
         unrelated: share of messages about something else in the other examples.
         turns: how often a question, or a turn before it, has one more turn before it.
+        mistyped: share of questions about a table that have typing errors.
     """
 
     tableless: float = 0.0
     unrelated: float = 0.0
     turns: float = 0.0
+    mistyped: float = 0.0
 
 
 NOTHING_BESIDE = Beside()
@@ -157,6 +160,8 @@ def _asked(rng: random.Random, plan: Plan, table: Table | None) -> Question:
     if plan.beside.unrelated and rng.random() < plan.beside.unrelated:
         return unrelated_question(rng, plan.which)
     (question,) = random_questions(rng, table, 1, plan.kinds)
+    if plan.beside.mistyped and rng.random() < plan.beside.mistyped:
+        return mistyped(rng, question, table)
     return question
 
 

@@ -5,6 +5,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from bench.tables.mistyped import mistyped
 from bench.tables.questions import Question, Weights, random_questions
 from bench.tables.table import INTRODUCTIONS, random_table, system_prompt
 from bench.tables.unrelated import tableless_question, tableless_system, unrelated_question
@@ -30,15 +31,22 @@ def held_out_sheets(
     seed: int = EVALUATION_SEED,
     weights: Weights = (0.6, 0.06, 0.12, 0.12, 0.1),
     which: Pool = "real",
+    errors: bool = False,
 ) -> list[Sheet]:
-    """Random tables whose names and words training never saw, with ``questions`` each."""
+    """Random tables whose names and words training never saw, with ``questions`` each.
+
+    With ``errors`` the questions have typing errors and are of the kind "mistyped".
+    """
     sheets = []
     for at in range(tables):
         rng = random.Random(seed + at)
         table = random_table(rng, rng.randint(*rows), which=which)
-        asked = tuple(random_questions(rng, table, questions, weights))
+        asked = random_questions(rng, table, questions, weights)
+        if errors:
+            wrong = [mistyped(rng, question, table) for question in asked]
+            asked = [dataclasses.replace(q, kind="mistyped", topic=q.kind) for q in wrong]
         system = system_prompt(table, rng.choice(INTRODUCTIONS))
-        sheets.append(Sheet(system, asked, len(table.rows)))
+        sheets.append(Sheet(system, tuple(asked), len(table.rows)))
     return sheets
 
 

@@ -115,7 +115,11 @@ SIZES = {
             Stage(0.20, (0.5, 0.5, 0.0), 0.1, 0.6),
             Stage(0.30, (0.2, 0.5, 0.3), 0.0, 0.7),
             Stage(
-                1.00, (0.1, 0.3, 0.6), 0.0, 0.75, Beside(tableless=0.1, unrelated=0.05, turns=0.1)
+                1.00,
+                (0.1, 0.3, 0.6),
+                0.0,
+                0.75,
+                Beside(tableless=0.1, unrelated=0.05, turns=0.1, mistyped=0.25),
             ),
         ),
     ),

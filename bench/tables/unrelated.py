@@ -7,6 +7,7 @@ for evaluation are held out as everywhere (`bench.tables.words`).
 import random
 from collections.abc import Sequence
 
+from bench.tables.mistyped import mistyped
 from bench.tables.questions import Piece, Question, random_questions
 from bench.tables.table import INTRODUCTIONS, random_table
 from bench.tables.words import Pool, is_held_out, pool
@@ -240,5 +241,8 @@ def tableless_question(rng: random.Random, which: Pool = "training") -> Question
     whom a table might list."""
     if rng.random() < 0.6:
         return unrelated_question(rng, which)
-    (asked,) = random_questions(rng, random_table(rng, 3, which=which), 1)
+    table = random_table(rng, 3, which=which)
+    (asked,) = random_questions(rng, table, 1)
+    if rng.random() < 0.25:
+        asked = mistyped(rng, asked, table)
     return Question("unrelated", "people", asked.text, (Piece(ANSWER),))

@@ -1,0 +1,46 @@
+"""Typing errors in questions."""
+
+import dataclasses
+import random
+import re
+import string
+
+from bench.tables.questions import Question
+from bench.tables.table import Table
+
+_WORD = re.compile(r"[A-Za-z]{4,}")
+
+
+def mistyped(rng: random.Random, question: Question, table: Table) -> Question:
+    """The question with typing errors in one to three of its words, and the same answer.
+
+    Words that are in cells of the table, or in the answer to a count, have none: an answer copies
+    them as they are written.
+    """
+    copied = [cell for row in table.rows for cell in row]
+    if question.kind == "count":
+        copied.append(question.answer)
+    kept = {word.casefold() for text in copied for word in _WORD.findall(text)}
+    words = [w for w in _WORD.finditer(question.text) if w[0].casefold() not in kept]
+    text = question.text
+    for word in sorted(rng.sample(words, min(len(words), rng.randint(1, 3))), key=_start)[::-1]:
+        text = text[: word.start()] + _with_error(rng, word[0]) + text[word.end() :]
+    return dataclasses.replace(question, text=text)
+
+
+def _start(word: re.Match[str]) -> int:
+    return word.start()
+
+
+def _with_error(rng: random.Random, word: str) -> str:
+    """The word with a letter left out, doubled or wrong, or with two letters in the wrong order."""
+    at = rng.randrange(len(word) - 1)
+    before, letter, after = word[:at], word[at], word[at + 1 :]
+    kind = rng.randrange(4)
+    if kind == 0:
+        return before + after
+    if kind == 1:
+        return before + letter + letter + after
+    if kind == 2:
+        return before + after[0] + letter + after[1:]
+    return before + rng.choice(string.ascii_lowercase) + after
