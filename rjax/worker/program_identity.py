@@ -17,6 +17,7 @@ from jax._src import config as jax_config
 from jax.sharding import Mesh
 from jaxlib import xla_client
 
+from rjax.models.schemes import WeightScheme
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.kernel import registered_kernels
 
@@ -34,17 +35,20 @@ def identity_parts(
     computes.
 
     They cover the source of this package, the versions and settings of JAX and XLA, the devices,
-    the structure of the model, and the shapes of the arguments. It is None for a model or for
-    kernels from outside this package, whose source is not known, and inside a context that changes
-    JAX's settings in this thread alone, such as ``jax.default_matmul_precision``.
+    the structure of the model, and the shapes of the arguments. It is None for a
+    model, a weight scheme or kernels from outside this package, whose source is not known, and
+    inside a context that changes JAX's settings in this thread alone, such as
+    ``jax.default_matmul_precision``.
 
     Args:
-        graph: of the model.
+        graph: the model's graph definition.
         backend: kernels of the steps.
         mesh: devices of the steps.
         arguments: shapes, dtypes and shardings of weights and state, and numbers that decide code.
     """
+    values = [getattr(attribute, "value", None) for _, attribute in graph.attributes]
     kinds = {getattr(node, "type", type(node)) for node in graph.nodes}
+    kinds |= {type(value) for value in values if isinstance(value, WeightScheme)}
     packages = {kind.__module__.partition(".")[0] for kind in kinds}
     if registered_kernels() or packages - {"rjax", "flax"}:
         return None

@@ -16,6 +16,8 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh
 
+from rjax.models.layers.linear import Linear
+from rjax.models.schemes import UNQUANTISED, Unquantised
 from rjax.models.sharding import single_device_mesh
 from rjax.sampling import SamplingParams
 from rjax.worker import program_identity as identity
@@ -226,7 +228,14 @@ def test_code_from_outside_is_never_taken_from_disk(tiny, monkeypatch, tmp_path,
     class Mine(nnx.Module):
         pass
 
+    class Outside(Unquantised):
+        pass
+
     assert identity_of(engine, graph=nnx.graphdef(Mine())) is None
+    config = engine._worker._model_config
+    for scheme, is_kept in ((UNQUANTISED, True), (Outside(), False)):
+        linear = Linear("D", "F", config, jnp.float32, scheme=scheme)
+        assert (identity_of(engine, graph=nnx.graphdef(linear)) is not None) == is_kept
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "_REGISTERED", [engine._worker._backend.dispatcher.kernels[0]])
         assert identity_of(engine) is None
