@@ -17,7 +17,7 @@ class NormConfig:
     """Where the norms of a model are and what they compute.
 
     Attributes:
-        placement: of the norms of a layer. "pre": on the inputs of attention and feed-forward;
+        placement: place of a layer's norms. "pre": on the inputs of attention and feed-forward;
             "post": on their outputs, before the residual sum; "sandwich": on both; "parallel": one
             norm whose result is the input of both.
         bias: LayerNorms have a bias.
@@ -49,11 +49,11 @@ class ScaleConfig:
 
     Attributes:
         attention: factor on the attention scores; None for 1 / sqrt(H).
-        attention_soft_cap: of the scaled attention scores.
+        attention_soft_cap: soft cap of the scaled attention scores.
         embedding: factor on the token embeddings, rounded to their dtype.
         residual: factor on the outputs of attention and feed-forward before the residual sum.
         logits: factor on the logits.
-        logit_soft_cap: of the logits.
+        logit_soft_cap: soft cap of the logits.
     """
 
     attention: float | None = None
@@ -88,19 +88,20 @@ class ModelConfig:
         sliding_windows: one entry per layer, the window in tokens or None.
         activation: "silu", "relu", "gelu" or "gelu_tanh".
         dtype: float type the checkpoint declares.
-        quant_method: of the checkpoint's ``quantization_config``; None for an unquantised one.
+        quant_method: the method that the checkpoint's ``quantization_config`` names; None for an
+            unquantised one.
         format: how the checkpoint's weights of the projections become those on the devices; None if
             they are stored plainly and stay so.
         schemes: how they are stored on the devices, by parameter path without the last part
             ("layers.0.mlp.up"); UNQUANTISED where a path is missing.
-        dequantised: as ``schemes``, those of the projections that are held in the model's dtype
-            instead: a quantised checkpoint's are dequantised while they are loaded.
+        dequantised: schemes by path, like ``schemes``, of the projections that are held in the
+            model's dtype instead: a quantised checkpoint's are dequantised while they are loaded.
         kv_scales: the checkpoint has scales for KV in fp8.
         sinks: each query head has one more attention logit, without a value.
         alibi: attention scores have linear biases (`alibi_slopes`).
-        latent: of multi-head latent attention, whose heads each have a KV head; None for
+        latent: config of multi-head latent attention, whose heads each have a KV head; None for
             projections of queries, keys and values.
-        experts: of feed-forward blocks that are mixtures of experts; None without any.
+        experts: config of feed-forward blocks that are mixtures of experts; None without any.
         norms: placement and kind of the norms.
         scales: factors and soft caps.
         layer_ropes: one entry per layer, its rotary embedding or None; empty where all layers have
@@ -189,7 +190,8 @@ class ModelConfig:
     def default_length(self) -> int:
         """Tokens of the longest sequence where no other length is chosen.
 
-        Of ropes that depend on a length, the one that their angles are for; see `for_length`.
+        For ropes that depend on a length, it is the one that their angles are for; see
+        `for_length`.
         """
         chosen = [rope.max_length for rope in self.ropes if rope.depends_on_length]
         return max(chosen, default=self.longest_sequence)

@@ -81,7 +81,7 @@ class DecoderLayer(nnx.Module):
 class Decoder(nnx.Module):
     """A decoder-only language model.
 
-    Built abstract (shapes without memory): `load_model` or `init_model` gives the parameters
+    It is built abstract (shapes without memory): `load_model` or `init_model` gives the parameters
     values. Every array is a parameter, so `nnx.split` yields one flat set of leaves for `jax.jit`.
     """
 
@@ -119,7 +119,7 @@ class Decoder(nnx.Module):
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the activations, and of weights that are not quantised."""
+        """Dtype of the activations, and of weights that are not quantised."""
         return np.dtype(self.embedding.weight.get_value().dtype)
 
     @property

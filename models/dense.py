@@ -13,7 +13,7 @@ from rjax.pallas_kernels.rope_and_cache.xla import rotate
 class DenseAttention(HeadsOperations):
     """The T tokens of a call are one sequence in order; token i sees the tokens up to i.
 
-    Stateless, so it can be shared, traced and mapped with ``jax.vmap`` over sequences.
+    It is stateless, so it can be shared, traced and mapped with ``jax.vmap`` over sequences.
     """
 
     def attend(
@@ -38,7 +38,7 @@ class DenseAttention(HeadsOperations):
         spec: AttentionSpec,
         heads: HeadOptions,
     ) -> Float[Array, "T N H"]:
-        """The same, with sinks and ALiBi."""
+        """Causal attention as in ``attend``, with sinks and ALiBi."""
         del layer
         if rotary is not None:
             q = rotate(q, rotary.cos, rotary.sin)

@@ -8,7 +8,7 @@ from typing import Literal
 class Router:
     """How a router scores the experts of a row and weighs the chosen ones.
 
-    The k best experts are chosen; of equal scores the expert with the lower index wins.
+    The k best experts are chosen; the expert with the lower index wins among equal scores.
 
     Attributes:
         score: "softmax" over all experts, "sigmoid" of each, or "softmax_of_topk": the logits
@@ -40,11 +40,12 @@ class ExpertsConfig:
         num_experts: J.
         top_k: experts of a row.
         width: I, the feed-forward width of an expert.
-        layers: for each layer, whether its feed-forward block has experts; others are dense.
+        layers: whether each layer's feed-forward block has experts; others are dense.
         router: how they are chosen.
         shared_width: U, the width of an expert that every row takes; None without one.
         bias: whether the projections of the experts have biases.
-        clamp, alpha: of gpt-oss's SwiGLU, see `Activation`; None and 1 for the model's activation.
+        clamp, alpha: limit and factor in gpt-oss's SwiGLU, see `Activation`; None and 1 for the
+            model's activation.
         shared_gate: the shared expert's output is multiplied by the sigmoid of a projection.
         parallel: the devices of a mesh hold whole experts, J / devices each (expert parallelism),
             not a share of the width of every expert; see `place`.

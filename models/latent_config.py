@@ -12,11 +12,12 @@ class LatentConfig:
     ``nope_dim`` dims that do not rotate and ``rope_dim`` that do.
 
     Attributes:
-        q_rank: Q, of the latent that queries are made of; None where one projection makes them.
-        kv_rank: Z, of the latent that keys and values are made of.
-        nope_dim, rope_dim: of a query or key head.
-        value_dim: O, of a value head.
-        bias: of the projections to the latents.
+        q_rank: Q, the size of the latent that queries are made of; None where one projection makes
+            them.
+        kv_rank: Z, the size of the latent that keys and values are made of.
+        nope_dim, rope_dim: number of dims of a query or key head that do not rotate, and that do.
+        value_dim: O, the dims of a value head.
+        bias: whether the projections to the latents have biases.
         norm_eps: epsilon of the latents' norms.
     """
 

@@ -49,9 +49,9 @@ class Activation:
     Attributes:
         name: "silu", "relu", "gelu" or "gelu_tanh".
         gated: the first entry of axis A goes through it and multiplies the second.
-        clamp: of gpt-oss's SwiGLU, min(gate, clamp) * sigmoid(alpha * gate) * (up + 1), with up
-            clipped to the same limit on both sides; None for the plain one.
-        alpha: see above.
+        clamp: limit in gpt-oss's SwiGLU, min(gate, clamp) * sigmoid(alpha * gate) * (up + 1), with
+            up clipped to the same limit on both sides; None for the plain one.
+        alpha: factor in the same SwiGLU.
     """
 
     name: str
@@ -152,9 +152,9 @@ class Operations(abc.ABC):
             qkv: each KV head's A - 2 queries, its key, its value, before the rotary embedding.
             rotary: None where the model has no rotary embedding.
             spec: scale, window and soft cap.
-            kv_scales: of KV that is stored in fp8; None for scales of 1.
+            kv_scales: scales of KV that is stored in fp8; None for scales of 1.
             heads: sinks and ALiBi slopes; None without.
-            norms: of queries and keys, before the rotary embedding; None without.
+            norms: norms of queries and keys, before the rotary embedding; None without.
 
         Returns:
             Attention output; along N the query heads of KV head 0 come first, then those of head 1.
@@ -237,7 +237,7 @@ class Operations(abc.ABC):
         down: GroupedLinear,
         activation: Activation,
     ) -> Float[Array, "T D"] | Partial:
-        """The weighted sum of what the experts of each row make of it.
+        """The weighted sum of the outputs of each row's experts.
 
         Sums are float32, that over a row's experts in the order of the routing, so that a row does
         not depend on the experts of the others.

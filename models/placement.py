@@ -28,8 +28,8 @@ def place(config: ModelConfig, devices: int, *, expert_parallel: bool = False) -
     ``expert_parallel`` they divide the number of experts instead of the width of each.
 
     Args:
-        config: placed or not.
-        devices: on the mesh axis `tensor`.
+        config: the model's config, placed or not.
+        devices: number of devices on the mesh axis `tensor`.
         expert_parallel: each device holds whole experts.
 
     Raises:
@@ -123,9 +123,9 @@ def copy_kv_heads(value: Array | np.ndarray, letters: str, copies: int) -> Array
     """A projection of queries, keys and values with each KV head copied.
 
     Args:
-        value: with axes K and A = G + 2 next to each other.
-        letters: its axes.
-        copies: of each KV head.
+        value: an array with axes K and A = G + 2 next to each other.
+        letters: the axis letters of ``value``.
+        copies: number of copies of each KV head.
 
     Returns:
         The same with K * copies KV heads of G / copies queries each.

@@ -81,7 +81,7 @@ class Rotary:
     The attention factor of yarn and longrope is folded into both tables.
 
     Attributes:
-        cos, sin: of the angles.
+        cos, sin: cosines and sines of the angles.
         query_scale: factor on the queries of each token, or None.
     """
 

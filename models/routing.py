@@ -14,7 +14,7 @@ class Routing(NamedTuple):
 
     Attributes:
         experts: their indices; the number of experts where a row takes none.
-        weights: of their results.
+        weights: weights of their results.
     """
 
     experts: Int[Array, "T X"]
@@ -35,10 +35,10 @@ def route(
     top_k: int,
     correction: Float[Array, " J"] | None = None,
 ) -> Routing:
-    """Choose ``top_k`` experts for each row; of equal scores the lower index wins.
+    """Choose ``top_k`` experts for each row; the lower index wins among equal scores.
 
     Args:
-        logits: of the router's projection.
+        logits: the result of the router's projection.
         router: how it chooses.
         top_k: X.
         correction: the bias of the scores for the choice.

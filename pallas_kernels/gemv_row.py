@@ -54,11 +54,11 @@ class SmemRow:
     Attributes:
         ref: SMEM, tiled and swizzled for wgmma: [SWIZZLE_ATOM_ROWS, columns], or for a row that is
             the left operand [SWIZZLE_ATOM_ROWS for each 64 columns plus padding, 64].
-        transforms: of ref.
+        transforms: tiling and swizzle transforms of ``ref``.
         start, columns: first column and number of columns of the slice, int32, multiples of 64.
         max_columns: most columns of any CTA's slice.
         depth: columns of the row.
-        scale: SMEM, float32 [1, SWIZZLE_ATOM_ROWS], of a quantised row; else None.
+        scale: SMEM, float32 [1, SWIZZLE_ATOM_ROWS], the scale of a quantised row; else None.
         staged: SMEM, 16-bit [max_columns], for a row that is stored there first; else None.
         sums: SMEM, float32 [max_columns / 128, SWIZZLE_ATOM_ROWS], for the sums of 128 columns of
             each row of the atom; None if they are not needed.
@@ -166,7 +166,7 @@ class RowSource(abc.ABC):
 
     @property
     def smem_dtype(self) -> jnp.dtype:
-        """Of the row in shared memory."""
+        """Dtype of the row in shared memory."""
         return self.dtype
 
     @property
@@ -186,7 +186,7 @@ class RowSource(abc.ABC):
 
     @property
     def read_bytes(self) -> int:
-        """That a CTA reads, where its slice is the whole row."""
+        """Bytes that a CTA reads if its slice is the whole row."""
         return sum(each.size * each.dtype.itemsize for each in self.operands)
 
     @property
@@ -325,7 +325,7 @@ class ConvertedRow(RowSource):
     """A row that is converted after its source has computed it.
 
     Attributes:
-        source: the row before.
+        source: the row before the conversion.
     """
 
     source: NormedRow | StoredRow | MergedRow

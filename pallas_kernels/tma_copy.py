@@ -23,8 +23,8 @@ _BARRIER_OPERAND = 3  # of the line: predicate, shared memory, descriptor, barri
 def evict_first() -> None:
     """Give the last ``copy_gmem_to_smem`` the L2 eviction policy evict_first.
 
-    For bytes that are read once per step: they do not evict data that is read again soon. Replaces
-    the copy by one with the hint.
+    It is for bytes that are read once per step: they do not evict data that is read again soon.
+    Replaces the copy by one with the hint.
     """
 
     @plgpu.inline_mgpu(arg_types=())

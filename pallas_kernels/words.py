@@ -25,7 +25,7 @@ def store_words(address, words, order: str) -> None:
 
 
 MOST_POLLS = 2**24
-"""After which a thread that waits for CTAs of its own launch traps: 10 seconds or more.
+"""Polls after which a thread that waits for CTAs of its own launch traps: 10 seconds or more.
 
 An error ends the process that runs the kernel; a launch that waits for ever holds the GPU.
 """

@@ -86,10 +86,10 @@ class AsyncLLMEngine:
 
     Args:
         engine: an engine, which is then stepped on a thread; or a channel to one.
-        limits: on unfinished requests.
+        limits: limits on unfinished requests.
 
     Attributes:
-        channel: to the engine.
+        channel: the channel to the engine.
     """
 
     def __init__(self, engine: Engine | EngineChannel, limits: QueueLimits | None = None) -> None:
@@ -243,8 +243,8 @@ class AsyncLLMEngine:
         return await self.channel.call_utility(name, *args, **kwargs)
 
     async def stats(self, seconds: float = STATS_SECONDS) -> Any:
-        """The engine's statistics. If the current step takes longer than ``seconds``, those from
-        before that step.
+        """The engine's statistics. If the current step takes longer than ``seconds``, they are
+        those from before that step.
 
         Raises:
             EngineDeadError: the engine has stopped.

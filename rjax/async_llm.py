@@ -53,7 +53,7 @@ class AsyncLLM:
     Args:
         model: a Hugging Face folder or hub id; None for the bundled model.
         engine_process: run the engine in a process of its own.
-        options: as `rjax.LLM` takes them.
+        options: options of `rjax.LLM`.
 
     Raises:
         InvalidConfigError: an unknown option or a value out of range.
@@ -150,8 +150,8 @@ class AsyncLLM:
         Args:
             prompt: a text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``.
             sampling_params: None takes the model's defaults.
-            request_id: for `abort`; unique among unfinished requests. None generates one.
-            priority, prefix, cache_salt, timeout, vllm: as in `LLM.generate`.
+            request_id: id for `abort`; unique among unfinished requests. None generates one.
+            priority, prefix, cache_salt, timeout, vllm: see `LLM.generate`.
 
         Raises:
             InvalidRequestError: the prompt cannot be served.

@@ -88,7 +88,7 @@ class BeamSearch:
     """The state of one prompt's search.
 
     Args:
-        params: of the search.
+        params: parameters of the search.
         ends: tokens that end a beam.
         num_logprobs: alternatives that beams keep for each token; None keeps nothing.
 
@@ -188,8 +188,8 @@ class BeamSearchSequence:
     """A beam with its prompt, as in vLLM.
 
     Attributes:
-        tokens: of prompt and continuation.
-        text: of both; of the continuation alone where the prompt was token ids.
+        tokens: token ids of prompt and continuation.
+        text: text of both; only the continuation's where the prompt was token ids.
         cum_logprob: sum over the tokens of the continuation.
         finish_reason: "stop" or "length".
     """
@@ -229,8 +229,8 @@ def run_beam_search(
 
     Args:
         engine: an ``LLMEngine``; nothing else may step it during the search.
-        prompts: token ids.
-        params: of the search.
+        prompts: token ids of each prompt.
+        params: parameters of the search.
         name: unique prefix of the request ids.
         step: steps the engine and returns the outputs of these requests; ``engine.step`` by
             default.

@@ -17,14 +17,14 @@ def child_command(code: str, *arguments: str) -> list[str]:
 
     Args:
         code: source that imports modules of this package.
-        arguments: in ``sys.argv[1:]``.
+        arguments: arguments that the process gets in ``sys.argv[1:]``.
     """
     return [sys.executable, "-P", "-c", _SET_PATH + code, json.dumps(_module_folders()), *arguments]
 
 
 def _module_folders() -> list[str]:
-    """Those of this process without the working folder. That of this package is the last one, since
-    the package may be used in its working folder without being installed."""
+    """Module folders of this process without the working folder. That of this package is the last
+    one, since the package may be used in its working folder without being installed."""
     here, root = str(pathlib.Path.cwd()), str(_ROOT)
     found = [str(pathlib.Path(entry).resolve()) for entry in sys.path]
     return [folder for folder in found if folder not in (here, root)] + [root]

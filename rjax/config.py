@@ -118,8 +118,8 @@ class CacheSettings:
         page_size: tokens per page: 8, 16, 32, 64, 128 or 256.
         gpu_memory_utilization: fraction of the device's memory for weights, KV and workspace.
         num_pages: pages in the KV pool; by default as many as fit into the memory that the largest
-            step leaves. Of a model that has layers with and without sliding windows, a page holds
-            the KV of a group of layers, and a sequence takes pages for each group.
+            step leaves. If a model has layers with and without sliding windows, a page holds the KV
+            of a group of layers, and a sequence takes pages for each group.
         enable_prefix_caching: keep the KV of finished requests for prompts with the same prefix.
         swap_space: page-locked host memory for the KV of preempted sequences: a number of GiB, or a
             text with a unit such as "512MiB"; 0 never swaps. The default is 4 GiB, or half of the

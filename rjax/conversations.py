@@ -13,9 +13,9 @@ def encode_conversations(
     """Text and token ids of each conversation, or the error that refuses it.
 
     Args:
-        tokenizer: with a chat template.
+        tokenizer: tokenizer with a chat template.
         messages: one conversation or a list of them; see `LLM.chat`.
-        options: of `Tokenizer.apply_chat_template`.
+        options: options of `Tokenizer.apply_chat_template`.
 
     Raises:
         InvalidRequestError: ``messages`` is neither a conversation nor a list of them.

@@ -41,9 +41,9 @@ class EnginePlatform:
     Attributes:
         mesh: its devices.
         model: its model, placed on them.
-        weight_bytes: of the parameters that one device holds.
-        dtype: of the weights.
-        kv_dtype: of the KV pool.
+        weight_bytes: bytes of the parameters that one device holds.
+        dtype: dtype of the weights.
+        kv_dtype: dtype of the KV pool.
         backend: its kernels.
     """
 
@@ -84,7 +84,7 @@ class EnginePlatform:
         weights.
 
         Args:
-            config: of the engine.
+            config: the engine's options.
             model: its model.
             max_model_len: tokens of the longest sequence.
         """
@@ -127,8 +127,8 @@ def choose_weights(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     """The model with the weights that an engine holds: quantised, or in the model's dtype.
 
     Args:
-        config: of the engine; ``dequantize`` decides.
-        model: as its checkpoint and ``quantization`` say.
+        config: the engine's options; ``dequantize`` decides.
+        model: the model as its checkpoint and ``quantization`` say.
     """
     if not model.schemes or config.model.dequantize == "off":
         return model
@@ -157,11 +157,11 @@ def dequantised_is_faster(
     """Whether quantised kernels would not pay, and the weights in ``dtype`` take little memory.
 
     Args:
-        model: with its weights in ``dtype``.
-        dtype: of the weights.
-        compute_capability: of the devices.
-        memory_bytes: of one device.
-        devices: that share the weights.
+        model: the model with its weights in ``dtype``.
+        dtype: dtype of the weights.
+        compute_capability: compute capability of the devices.
+        memory_bytes: bytes of one device's memory.
+        devices: number of devices that share the weights.
     """
     if compute_capability is None or not 9 <= compute_capability < 10:
         return False

@@ -30,13 +30,13 @@ def engine_summary(
     """The facts of a start, by name, in the order in which to show them.
 
     Args:
-        config: of the engine.
+        config: the engine's options.
         model: its model.
         platform: devices, dtypes and kernels.
         max_model_len: tokens of the longest sequence.
-        limits: of the steps.
+        limits: limits of a step.
         pool: size of the KV pool.
-        num_decode_steps: decode steps of one program at most.
+        num_decode_steps: most decode steps of one program.
         step_rows: rows of the compiled steps.
     """
     page_size = config.cache.page_size
@@ -157,8 +157,8 @@ def gpu_kernels(
     Args:
         backend: its kernels.
         model: its shapes and schemes.
-        dtype: of the activations.
-        devices: that the projections are sharded over.
+        dtype: dtype of the activations.
+        devices: number of devices that the projections are sharded over.
         step_rows: rows of the compiled steps.
     """
     if model.schemes:
@@ -178,7 +178,7 @@ def _quantised_weights(
     devices: int,
     step_rows: Iterable[int],
 ) -> str:
-    """In which steps kernels read quantised weights, and in which XLA dequantises them."""
+    """The steps in which kernels read quantised weights; XLA dequantises them in the others."""
     found = dequantised_projections(
         backend.dispatcher, model, dtype, devices=devices, rows=sorted(set(step_rows))
     )

@@ -59,7 +59,7 @@ class OverloadedError(RjaxError):
     """The queue is full or the server is shutting down; the same request may succeed later.
 
     Args:
-        message: for whoever asked.
+        message: the message for the sender of the request.
         reason: "draining", or the name of the limit; for statistics.
     """
 
@@ -77,14 +77,14 @@ class EngineDeadError(RjaxError):
 
 
 class EngineClosedError(RjaxError):
-    """It was closed and its memory given back; make a new one."""
+    """The object was closed and its memory given back; make a new one."""
 
 
 def without_frames[E: BaseException](error: E) -> E:
     """An error that is to be kept, without its frames: a kept frame would keep an engine's memory.
 
     It and its causes lose their tracebacks, and the frames that have ended lose what they refer
-    to. To be called where the error was caught.
+    to. Call it where the error was caught.
     """
     part: BaseException | None = error
     while part is not None:

@@ -29,8 +29,8 @@ class KvEventsConfig:
         topic: first frame of every message.
         event_format: events as maps with their ``type``, as vLLM 0.33 sends them, or as arrays that
             begin with it ("array"), as earlier versions did and as some subscribers expect.
-        data_parallel_rank: of this engine among replicas; it is in every batch and added to the
-            ports.
+        data_parallel_rank: rank of this engine among replicas; it is in every batch and added to
+            the ports.
 
     Raises:
         InvalidConfigError: a value is out of range.

@@ -138,7 +138,8 @@ class LLM(SynchronizedClosable):
         Args:
             prompts: one prompt or a list of them; a prompt is a text, a list of token ids,
                 ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``.
-            sampling_params: for all, or a list with one for each; None takes the model's defaults.
+            sampling_params: parameters for all prompts, or a list with one for each; None takes the
+                model's defaults.
             use_tqdm: show a progress bar, on a terminal or in a notebook; a callable is used in
                 tqdm's place.
             priority: one for all prompts, or one per prompt; lower runs earlier.
@@ -270,7 +271,7 @@ class LLM(SynchronizedClosable):
             continuations: texts for prompts of text, token ids for prompts of token ids. Prompt and
                 continuation are tokenised as one text; a token that spans both belongs to the
                 continuation.
-            use_tqdm: as in `generate`.
+            use_tqdm: see `generate`.
 
         Returns:
             One `ScoreOutput` per continuation, in the order of the continuations.
@@ -316,14 +317,15 @@ class LLM(SynchronizedClosable):
         """Compute the KV of a prefix and pin it under a name; any number of prefixes can exist.
 
         Args:
-            name: for ``generate(..., prefix=name)``; a name in use gets the new prefix. Prompts
-                that start with the same tokens are served from it without naming it.
+            name: name for ``generate(..., prefix=name)``; a name in use gets the new prefix.
+                Prompts that start with the same tokens are served from it without naming it.
             prefix: a text, which ``sys_schema`` puts in front of the prompt's text and which is
                 tokenised together with it; or token ids, which are put in front of the prompt's.
             cache_salt: only requests with the same salt are served from it.
 
         Raises:
-            InvalidRequestError, InvalidConfigError, OutOfMemoryError: as the engine's `add_prefix`.
+            InvalidRequestError, InvalidConfigError, OutOfMemoryError: see the engine's
+                `add_prefix`.
         """
         self._prompts.add(name, prefix, cache_salt)
 
@@ -358,9 +360,9 @@ class LLM(SynchronizedClosable):
         """Pin a prefix that `save_prefix` wrote; nothing is computed.
 
         Args:
-            path: of the file.
-            name: as in `add_prefix`; None for the name in the file.
-            cache_salt: as in `add_prefix`.
+            path: path of the file.
+            name: name of the prefix, see `add_prefix`; None for the name in the file.
+            cache_salt: see `add_prefix`.
 
         Returns:
             The name of the prefix.
@@ -368,7 +370,7 @@ class LLM(SynchronizedClosable):
         Raises:
             InvalidConfigError: the file is no prefix, or belongs to another model, dtype or page
                 size.
-            InvalidRequestError, OutOfMemoryError: as the engine's `add_prefix`.
+            InvalidRequestError, OutOfMemoryError: see the engine's `add_prefix`.
         """
         return self._prompts.load(path, name, cache_salt)
 
@@ -379,9 +381,9 @@ class LLM(SynchronizedClosable):
         """The most likely continuations of each prompt, best first, by beam search.
 
         Args:
-            prompts: as in `generate`; a configured system prompt is put in front of texts.
+            prompts: prompts as in `generate`; a configured system prompt is put in front of texts.
             params: parameters of the search.
-            vllm: as in `generate`.
+            vllm: see `generate`.
 
         Raises:
             InvalidRequestError: a prompt cannot be served, or the parameters exceed the engine's

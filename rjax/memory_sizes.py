@@ -32,7 +32,7 @@ def parse_size(name: str, value: object) -> int:
     """Bytes of a size of host memory.
 
     Args:
-        name: of the setting, for errors.
+        name: name of the setting, for errors.
         value: a number of GiB, or a text such as "4", "4GiB", "512 MiB" or "4GB".
 
     Raises:

@@ -42,8 +42,8 @@ class OutputQueue:
     Call all methods from one event loop.
 
     Args:
-        kind: of the outputs. FINAL_ONLY outputs are not bounded, because the engine holds them
-            anyway.
+        kind: kind of the outputs. FINAL_ONLY outputs are not bounded, because the engine holds
+            them anyway.
         most_unread: maximum of unread tokens; every alternative in their logprobs counts as a
             token.
     """

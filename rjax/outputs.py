@@ -30,13 +30,14 @@ type TokenChance = tuple[int, float, int]
 class FlatLogprobs(Sequence[dict[int, Logprob]]):
     """Log-probabilities at consecutive positions, in flat lists, as in vLLM.
 
-    A mapping from token id to `Logprob` is made where a position is read. Equal to the list of
-    these mappings, and pickled as that list.
+    A mapping from token id to `Logprob` is made where a position is read. The object is equal to
+    the list of these mappings, and pickled as that list.
 
     Args:
         token_text: text of a token, for `Logprob.decoded_token`.
         ends: where the entries of each position end.
-        token_ids, logprobs, ranks: of the entries; the sampled token's is a position's first.
+        token_ids, logprobs, ranks: one value for each entry; the sampled token's entry is the first
+            of its position.
     """
 
     __slots__ = ("_token_text", "ends", "logprobs", "ranks", "token_ids")
@@ -174,7 +175,7 @@ class CompletionOutput:
         token_ids: the generated tokens, the one that ended the sequence included.
         cumulative_logprob: sum over the sampled tokens; None unless logprobs or ``best_of`` were
             asked for.
-        logprobs: for each token, log-probabilities by token id, the sampled token always among
+        logprobs: log-probabilities by token id for each token, the sampled token always among
             them; None unless asked for.
         finish_reason: "stop" (end-of-sequence token, stop token or stop string), "length",
             "abort", "error", or None while running.
@@ -243,7 +244,7 @@ class RequestOutput:
         request_id: chosen by the engine's caller, unique among live requests.
         prompt: the prompt's text as given; None for a prompt of token ids.
         prompt_token_ids: the tokens the model read, a configured system prompt included.
-        prompt_logprobs: for each prompt token, log-probabilities by token id; None for the first,
+        prompt_logprobs: log-probabilities by token id for each prompt token; None for the first,
             which nothing precedes. None as a whole unless asked for.
         outputs: one per sequence, with ``best_of`` the best ones alone. A refused prompt has one,
             with ``finish_reason`` "error", no text, and the message in ``stop_reason``.

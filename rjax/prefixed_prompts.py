@@ -19,7 +19,7 @@ class PrefixedPrompts:
 
     Args:
         engine: holds the prefixes.
-        schema: as ``sys_schema`` in `rjax.config.RelaySettings`.
+        schema: the template, see ``sys_schema`` in `rjax.config.RelaySettings`.
     """
 
     def __init__(self, engine: PrefixEngine, schema: str) -> None:
@@ -100,7 +100,7 @@ class PrefixedPrompts:
 
         Args:
             items: prompts as `LLM.generate` takes them.
-            name: of a named prefix; None for the system prompt, if there is one.
+            name: name of a named prefix; None for the system prompt, if there is one.
 
         Returns:
             One entry per item: the prompt, or the error that refuses it.

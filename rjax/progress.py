@@ -21,7 +21,7 @@ class Progress:
     Args:
         use_tqdm: False shows nothing, True a bar where it is seen; a callable is used in tqdm's
             place.
-        total: requests.
+        total: number of requests.
     """
 
     def __init__(self, use_tqdm: bool | Callable[..., Any], total: int) -> None:
@@ -43,7 +43,7 @@ class Progress:
             )
 
     def count(self, output: RequestOutput) -> None:
-        """One request more is done; the bar must be there."""
+        """Count a request that is done; the bar must be there."""
         self._read += len(output.prompt_token_ids)
         self._written += sum(len(o.token_ids) for o in output.outputs)
         if self._bar is not None:

@@ -34,10 +34,10 @@ class RequestQueue:
     """Counts the sequences and prompt tokens of unfinished requests.
 
     Args:
-        limits: on them.
+        limits: limits on unfinished requests.
 
     Attributes:
-        sequences, prompt_tokens: of each tenant.
+        sequences, prompt_tokens: sequences and prompt tokens counted for each tenant.
     """
 
     def __init__(self, limits: QueueLimits) -> None:
@@ -87,7 +87,7 @@ class RequestQueue:
         self.prompt_tokens[tenant] += prompt_tokens
 
     def remove(self, sequences: int, prompt_tokens: int, tenant: str | None) -> None:
-        """Count a request no longer."""
+        """Stop counting a request."""
         for held, less in ((self.sequences, sequences), (self.prompt_tokens, prompt_tokens)):
             held[tenant] -= less
             if not held[tenant]:

@@ -24,7 +24,7 @@ class NewRequest:
     """A prompt to complete.
 
     Attributes:
-        prompt: with token ids, or the error that refuses it.
+        prompt: the prompt with its token ids, or the error that refuses it.
         params: how to sample.
         priority: lower runs earlier.
         options: further arguments of the engine's ``add_request``.
@@ -209,9 +209,9 @@ def new_requests(
     """The requests of a call.
 
     Args:
-        prompts: with token ids, or the error that refuses a prompt.
+        prompts: each prompt with its token ids, or the error that refuses it.
         every: parameters of each prompt.
-        priority: of all prompts, or of each; None is 0.
+        priority: one priority for all prompts, or one for each; None is 0.
         options: further arguments of the engine's ``add_request``; None values are left out.
 
     Raises:
@@ -239,7 +239,7 @@ def params_per_prompt(
         given: one SamplingParams, a list with one per prompt, or None.
         count: number of prompts.
         default: gives the parameters for None.
-        kind: of the outputs.
+        kind: kind of the outputs.
 
     Raises:
         InvalidRequestError: ``given`` has another type or length, or an ``output_kind`` that

@@ -9,7 +9,8 @@ class StartupTimes:
     """Seconds of each phase, without the phases nested in it.
 
     Attributes:
-        seconds: by name, in the order of the phases' ends. A phase that ran twice has the sum.
+        seconds: seconds by name of the phase, in the order of the phases' ends. A phase that ran
+            twice has the sum.
     """
 
     def __init__(self) -> None:

@@ -115,9 +115,9 @@ def refuse_arguments(call: str, given: Mapping[str, Any], known: Mapping[str, st
     """Refuse arguments of a call that it does not have, unless they ask for nothing.
 
     Args:
-        call: its name.
-        given: those arguments.
-        known: vLLM's, with what takes the place of each.
+        call: name of the call.
+        given: the arguments that it does not have.
+        known: vLLM's arguments, with what takes the place of each.
 
     Raises:
         InvalidRequestError: vLLM has the argument.

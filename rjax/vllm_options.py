@@ -230,10 +230,10 @@ _OTHER_NAMES = {"block_size": "page_size", "num_gpu_blocks_override": "num_pages
 def own_options(options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Options of a Python class without those of vLLM that have no effect, by rjax's names.
 
-    One that has no effect gives a warning, unless its value says that it is off.
+    An option without effect gives a warning, unless its value says that it is off.
 
     Args:
-        options: as given.
+        options: the options as given.
         known: names of rjax's options; other unknown names stay too.
 
     Raises:

@@ -29,8 +29,8 @@ def num_experts(
     """(experts, experts of a row).
 
     Args:
-        fields: of config.json.
-        names: of the field with the number of experts, the one that comes first in front.
+        fields: the fields of config.json.
+        names: names of the field with the number of experts, in the order of precedence.
         experts, top_k: the family's defaults in transformers.
     """
     name = next((name for name in names if fields.has(name)), names[-1])
@@ -86,11 +86,11 @@ def read_routed_experts(
     """The experts of DeepSeek and GLM, with shared ones as one expert of their width together.
 
     Args:
-        fields: of config.json.
-        layers: which have experts.
-        router: of the family.
+        fields: the fields of config.json.
+        layers: whether each layer has experts.
+        router: the family's router.
         experts, top_k, width, shared: the family's defaults in transformers.
-        other_name: of n_routed_experts, which transformers takes too.
+        other_name: other name of n_routed_experts, which transformers takes too.
     """
     name = other_name if fields.has(other_name) else "n_routed_experts"
     experts = fields.integer(name, experts)

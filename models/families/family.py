@@ -27,7 +27,7 @@ class Family:
         fields: how each field of its config.json is used.
         read_config: converts the fields of config.json to a ModelConfig.
         weights: the checkpoint pieces of every parameter.
-        fused_weights: the same of checkpoints that have all experts of a layer in one tensor.
+        fused_weights: the same for checkpoints that have all experts of a layer in one tensor.
         unused: starts of the names of tensors that are not loaded.
         write_config: the inverse of read_config, for families that can be saved.
     """

@@ -17,7 +17,7 @@ class Constraint:
         holds: (value, all fields) to whether the value is allowed.
         allowed: the allowed values and the reason; ends the sentence "it must be".
         null: whether null is allowed too.
-        fits: (value, the config that was read) to the same, of what depends on several fields.
+        fits: (value, the config that was read) to the same, for a rule on several fields.
     """
 
     holds: Callable[[Any, ConfigFields], bool]

@@ -57,7 +57,7 @@ def _weights(config: ModelConfig) -> Weights:
 
 
 def _fused_weights(config: ModelConfig) -> Weights:
-    """As in transformers 5."""
+    """The pieces with the tensor names of transformers 5."""
     block = "block_sparse_moe."
     names = ("router.weight", "experts.gate_up_proj", "experts.down_proj")
     return _with_experts(config, *(block + name for name in names))

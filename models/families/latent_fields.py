@@ -37,7 +37,7 @@ LATENT_CONSTRAINTS = {
 
 
 def rotated_dims(default: int) -> Constraint:
-    """Of head_dim, which transformers takes for the rotated dims of a head."""
+    """Constraint of head_dim, which transformers takes for the rotated dims of a head."""
     return Constraint(
         lambda value, fields: value == (fields.raw("qk_rope_head_dim") or default),
         "qk_rope_head_dim: transformers rotates that many dims",
@@ -55,8 +55,8 @@ def read_latent_config(
     """The ModelConfig of a family with latent attention.
 
     Args:
-        fields: of config.json.
-        architecture: of the family.
+        fields: the fields of config.json.
+        architecture: the family's class name in config.json.
         defaults, norm_eps: the family's defaults in transformers.
         interleaved: the rotated pairs are neighbours.
     """

@@ -45,7 +45,7 @@ WHOLE_ROTATION = {
 }
 """Constraint of families whose rotary embedding covers all dims."""
 DEFAULT_ROPE = RopeRules()
-"""Of families that rotate every dim, with Llama's defaults."""
+"""Rules of families that rotate every dim, with Llama's defaults."""
 DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
 
 
@@ -66,8 +66,8 @@ def read_llama_config(
     """The ModelConfig of a config.json with Llama's field names; families replace what differs.
 
     Args:
-        fields: of config.json.
-        architecture: of the family.
+        fields: the fields of config.json.
+        architecture: the family's class name in config.json.
         head_dim, num_kv_heads, norm_eps, tie_embeddings, activation: the family's
              defaults in transformers. Without an activation, silu is the only one.
         has_head_dim: false where config.json has no head_dim: it is ``head_dim``, or

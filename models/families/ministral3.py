@@ -26,7 +26,7 @@ _ROPE = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""Used where config.json has no rotary embedding."""
+"""Settings of the rotary embedding where config.json has none."""
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

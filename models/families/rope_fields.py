@@ -14,7 +14,7 @@ ROPE_FIELDS = frozenset(
 )
 """Fields of config.json that `read_rope` reads, besides partial_rotary_factor if allowed."""
 OUTER_ROPE_FIELDS = frozenset({"original_max_position_embeddings"})
-"""Those of them that families with a rotary embedding for each type of layer ignore."""
+"""The `ROPE_FIELDS` that families with a rotary embedding for each type of layer ignore."""
 INNER_ROPE_FIELDS = frozenset(
     {
         "attention_factor",
@@ -103,7 +103,7 @@ def rope_object(fields: ConfigFields) -> str:
 
 
 def unknown_rope_fields(fields: ConfigFields) -> set[str]:
-    """Fields inside those objects that neither rjax nor transformers knows."""
+    """Fields inside the `ROPE_OBJECTS` that neither rjax nor transformers knows."""
     known = INNER_ROPE_FIELDS | _SEVERAL_AXES
     unknown = set()
     for name in ROPE_OBJECTS:
@@ -148,10 +148,10 @@ def parse_rope(
     """The rotary embedding from one object.
 
     Args:
-        rope: its fields.
-        name: of the object, for errors.
-        head_dim, max_position: of the model.
-        rules: with the values outside the object as defaults.
+        rope: the fields of the object.
+        name: name of the object, for errors.
+        head_dim, max_position: the model's dims of a head, and its ``max_position_embeddings``.
+        rules: the family's rules, with the values outside the object as defaults.
         original: ``original_max_position_embeddings`` outside the object, which comes first.
     """
     found = _parse_rope(rope, name, head_dim, max_position, rules, original)

@@ -68,7 +68,7 @@ def patterned_windows(
     """(the type of each layer, its window): ``layer_types``, or a rule.
 
     Args:
-        fields: of config.json.
+        fields: the fields of config.json.
         num_layers: L.
         window: default of ``sliding_window``.
         pattern: without ``layer_types``, layers with this distance have full attention.

@@ -40,7 +40,7 @@ class Awq(WeightFormat):
         group_size: inputs that share a scale; -1 for all.
         zero_points: whether groups have zero points; without, they are 8.
         ignored: modules that are not quantised.
-        scale_dtype: of the scales.
+        scale_dtype: dtype of the scales.
     """
 
     group_size: int
@@ -84,7 +84,7 @@ class Awq(WeightFormat):
         }
 
     def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
-        """Transposed, with 8 subtracted from values and zero points."""
+        """The arrays transposed, with 8 subtracted from values and zero points."""
         zeros = unpack(stored["qzeros"], 4, 1, _PLACES).T - 8 if self.zero_points else None
         values = unpack(stored["qweight"], 4, 1, _PLACES).T - 8
         return {"weight": values.astype(jnp.int4)} | block_leaves(stored["scales"].T, zeros, target)

@@ -15,8 +15,8 @@ def block_leaves(
     Args:
         scale: (outputs, inputs), one for each block of the scheme, ragged at the edges. Where the
             scheme has one for each channel: one for each output, or one in all.
-        zero_point: of the same shape, of signed values.
-        target: with a `Scaled` scheme.
+        zero_point: signed values of the same shape as ``scale``.
+        target: what to decode to, with a `Scaled` scheme.
     """
     scheme = target.scheme
     assert isinstance(scheme, Scaled)

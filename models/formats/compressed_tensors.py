@@ -48,7 +48,7 @@ class Group:
 
     @property
     def bits(self) -> int:
-        """Of a value."""
+        """Number of bits of a value."""
         return 4 if self.values == "int4" else 8
 
 
@@ -60,7 +60,7 @@ class CompressedTensors(WeightFormat):
         groups: the first whose targets mean a module is the module's.
         ignored: modules that are not quantised.
         kv_scales: whether there are scales for KV in fp8.
-        scale_dtype: of the scales of groups.
+        scale_dtype: dtype of the scales of groups.
     """
 
     groups: tuple[Group, ...]
@@ -69,7 +69,7 @@ class CompressedTensors(WeightFormat):
     scale_dtype: ScaleDType = "bfloat16"
 
     def scheme(self, module: str) -> WeightScheme:
-        """Of the module's group."""
+        """Weight scheme of the module's group."""
         group = self._group(module)
         if group is None:
             return UNQUANTISED

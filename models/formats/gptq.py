@@ -64,13 +64,13 @@ class Gptq(WeightFormat):
     too small.
 
     Attributes:
-        settings: of most modules.
+        settings: settings of the modules that are no exceptions.
         exceptions: (regular expression for the start of a module's name, its settings); the first
             that matches holds. None is for modules that are not quantised.
         zero_offset: what is added to a stored zero point.
         quantised: modules that are quantised; None for all but the head.
         head: whether the head is quantised.
-        scale_dtype: of the scales.
+        scale_dtype: dtype of the scales.
     """
 
     settings: Settings
@@ -141,7 +141,7 @@ class Gptq(WeightFormat):
         }
 
     def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
-        """Transposed, with half of the range subtracted from values and zero points."""
+        """The arrays transposed, with half of the range subtracted from values and zero points."""
         scheme = target.scheme
         assert isinstance(scheme, Scaled)
         bits = 4 if scheme.values == "int4" else 8

@@ -27,7 +27,7 @@ class Mxfp4(WeightFormat):
     """
 
     def scheme(self, module: str) -> WeightScheme:
-        """Plain but for experts."""
+        """mxfp4 for experts; other modules are not quantised."""
         return _SCHEME if module.endswith(_EXPERTS) else UNQUANTISED
 
     def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:

@@ -29,7 +29,7 @@ class OnLoad(WeightFormat):
     target: Scaled
 
     def scheme(self, module: str) -> WeightScheme:
-        """The same for all projections."""
+        """The target scheme for all projections but the output projection."""
         return UNQUANTISED if module == "lm_head" else self.target
 
     def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
@@ -37,7 +37,7 @@ class OnLoad(WeightFormat):
         return {"weight": StoredTensor(f"{module}.weight", (shape,), FLOATS, ("outputs", "inputs"))}
 
     def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
-        """Quantised in the blocks in which the scales are stored."""
+        """The weight, quantised in the blocks in which the scales are stored."""
         assert isinstance(target.scheme, Scaled)
         weight = stored["weight"].astype(jnp.float32)
         return quantise(weight, target.scheme, target.blocks["weight_scale"])

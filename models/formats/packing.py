@@ -12,8 +12,8 @@ def unpack(
 
     Args:
         words: the words.
-        bits: of each integer.
-        axis: along which ``32 / bits`` integers were packed into a word.
+        bits: number of bits of each integer.
+        axis: axis along which ``32 / bits`` integers were packed into a word.
         order: the place of each integer in its word; None for plain order.
     """
     count = 32 // bits

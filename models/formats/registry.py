@@ -68,7 +68,7 @@ def read_format(quantization: Any) -> WeightFormat:
 
 
 def unknown_quantization_fields(quantization: dict[str, Any]) -> list[str]:
-    """Names of the fields that the format does not know, sorted; of a config that it takes.
+    """Names of the fields that the format does not know, sorted; it must take the config.
 
     A format from `register_format` checks its fields itself.
     """

@@ -12,7 +12,7 @@ def widest_scale_type(types: Mapping[str, str], default: ScaleDType) -> ScaleDTy
 
     Args:
         types: safetensors type of each tensor by name.
-        default: for a checkpoint without scales.
+        default: the type for a checkpoint without scales.
     """
     found: set[ScaleDType] = {
         _NAMES.get(kind, "float32")

@@ -19,11 +19,11 @@ class StoredTensor:
     """A tensor of a checkpoint that stores a weight, or a part of one.
 
     Attributes:
-        name: in the checkpoint.
-        shapes: those allowed.
-        types: those allowed, as safetensors names them.
-        axes: for each axis, whether it follows the outputs or the inputs of the weight, packed or
-            grouped or not; None for an axis of its own.
+        name: name in the checkpoint.
+        shapes: allowed shapes.
+        types: allowed types, as safetensors names them.
+        axes: axis of the weight that each axis follows, outputs or inputs, packed or grouped or
+            not; None for an axis of its own.
         check: finds what is wrong with the values, on the host before anything is loaded; its
             problem completes the sentence "the tensor ...".
         required: whether it must be there.
@@ -46,7 +46,7 @@ class Target:
     """What the stored tensors of a module are decoded to.
 
     Attributes:
-        scheme: of the module.
+        scheme: weight scheme of the module.
         shape: (outputs, inputs) of the weight.
         blocks: (outputs, inputs) of the weight that share an entry, for each array of the scheme.
     """
@@ -93,7 +93,10 @@ class WeightFormat(abc.ABC):
     def decode_experts(
         self, stored: Mapping[str, jax.Array], target: Target
     ) -> dict[str, jax.Array]:
-        """As ``decode``, of those tensors: the arrays have the experts before the outputs."""
+        """Decode the tensors of ``expert_tensors``, as ``decode`` does; traced.
+
+        The arrays have the experts before the outputs.
+        """
         raise NotImplementedError
 
     def with_scale_types(self, types: Mapping[str, str]) -> "WeightFormat":

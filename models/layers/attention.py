@@ -56,7 +56,7 @@ class Attention(nnx.Module):
 
     @property
     def input_projections(self) -> tuple[Linear, ...]:
-        """Those before attention, in the order of their calls."""
+        """The projections before attention, in the order of their calls."""
         return (self.qkv,)
 
     @property

@@ -23,7 +23,7 @@ class GroupedLinear(nnx.Module):
         inputs: contracted axis.
         outputs: axes of the result after T.
         config: size of each axis letter.
-        dtype: of the result, the bias and the leaves that do not set their own.
+        dtype: dtype of the result, the bias and the leaves that do not set their own.
         scheme: how the weights are stored. A mesh cuts the width I of every expert, or, if the
             config's experts are parallel, spreads whole experts over the devices.
         a: size of axis A, along which projections are fused.
@@ -64,7 +64,7 @@ class GroupedLinear(nnx.Module):
         return {name: getattr(self, name)[...] for name, _ in self.leaf_letters}
 
     def leaf_shape(self, name: str) -> tuple[int, ...]:
-        """Of a leaf, abstract or not."""
+        """Shape of a leaf, abstract or not."""
         return getattr(self, name).get_value().shape
 
     @property

@@ -50,7 +50,7 @@ class LatentAttention(nnx.Module):
 
     @property
     def input_projections(self) -> tuple[Linear, ...]:
-        """Those before attention, in the order of their calls."""
+        """The projections before attention, in the order of their calls."""
         return *(() if self.q_a is None else (self.q_a,)), self.q, self.kv_a, self.kv_b
 
     @property

@@ -24,7 +24,7 @@ class Linear(nnx.Module):
         outputs: axes of the result after T, such as "K A H".
         config: size of each axis letter.
         scheme: how the weight is stored.
-        dtype: of the result, the bias and the leaves that do not set their own.
+        dtype: dtype of the result, the bias and the leaves that do not set their own.
         a: size of axis A, along which projections are fused.
         bias: whether there is a bias, of shape ``outputs``.
     """

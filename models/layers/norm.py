@@ -15,7 +15,7 @@ class Norm(nnx.Module):
 
     Args:
         config: kind and epsilon; size of each axis letter.
-        dtype: of the weight, unless the config has ``norms.unit_offset``.
+        dtype: dtype of the weight, unless the config has ``norms.unit_offset``.
         letters: the normed axes, which are the last ones of the input.
         a: size of axis A.
         eps: epsilon; None for that of the config.

@@ -29,7 +29,7 @@ def parameter(
     Args:
         letters: its axes, such as "D K A H"; A is the axis along which projections are fused.
         config: gives each letter its size.
-        dtype: of the values.
+        dtype: dtype of the values.
         initial: initial values of random weights ("normal" has standard deviation 0.02).
         a: size of axis A.
         expert_parallel: see `partition_spec`.
@@ -45,9 +45,9 @@ def leaf_parameter(
     """The abstract parameter of one array of a `Linear`.
 
     Args:
-        leaf: its description.
-        sizes: of each letter, with A.
-        dtype: where the leaf does not set its own.
+        leaf: description of the array.
+        sizes: size of each axis letter, with A.
+        dtype: dtype of the values where the leaf does not set its own.
         expert_parallel: see `partition_spec`.
     """
     shared = dict(leaf.blocks)
@@ -70,7 +70,7 @@ def variable_sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:
 
 
 def variable_spec(variable: nnx.Variable, mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The same without devices."""
+    """The partition spec of `variable_sharding`; the mesh may be abstract."""
     return partition_spec(
         variable.get_metadata("letters"),
         variable.get_value().shape,
@@ -86,5 +86,5 @@ def array_bytes(arrays: Any) -> int:
 
 
 def bits(dtype: DTypeLike) -> int:
-    """Of a value."""
+    """Number of bits of a value."""
     return (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits

@@ -32,7 +32,7 @@ class ArrayProgram(abc.ABC):
     Programs are hashable and compare by value (frozen dataclasses): equal ones are compiled once.
 
     Attributes:
-        blocks: that the program takes.
+        blocks: shape, dtype and sharding of the blocks of each tensor that the program takes.
     """
 
     blocks: Blocks
@@ -44,11 +44,11 @@ class ArrayProgram(abc.ABC):
     @property
     @abc.abstractmethod
     def shardings(self) -> tuple[Sharding, ...]:
-        """Of the parameters."""
+        """Shardings of the parameters, in order."""
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """Of the parameters in order."""
+        """Shape, dtype and sharding of each parameter, in order."""
         found = jax.eval_shape(self.trace, self.blocks)
         return tuple(
             Result(array.shape, np.dtype(array.dtype), sharding)
@@ -69,8 +69,8 @@ class ArrayProgram(abc.ABC):
         """The parameters from the arrays of all blocks in order, dispatched asynchronously.
 
         Args:
-            arrays: of the blocks.
-            memory: of `reserve`, which the results take; empty for new memory.
+            arrays: the device arrays of the blocks, in order.
+            memory: device memory from `reserve`, which the results take; empty for new memory.
         """
         remaining = iter(arrays)
         tensors = [tuple(itertools.islice(remaining, len(blocks))) for blocks in self.blocks]

@@ -22,12 +22,12 @@ class Assembly(ArrayProgram):
     Attributes:
         blocks: shape, dtype and sharding of the blocks of each piece. A piece is one block, or
             several of the shape (shards, rows, ...) to be joined along ``rows``.
-        piece_shardings: of each whole piece.
-        views: of each piece, or of each piece of one expert.
+        piece_shardings: sharding of each whole piece.
+        views: view of each piece, or of each piece of one expert.
         axis: the fused axis of the parameter; None with a single piece of it or of an expert.
         stacked: the axis along which pieces of experts are stacked; None for others.
-        dtype: of the parameter.
-        sharding: of the parameter.
+        dtype: dtype of the parameter.
+        sharding: sharding of the parameter.
         offset: added to the values, in the parameter's dtype.
     """
 

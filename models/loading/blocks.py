@@ -20,9 +20,9 @@ class Block:
 
     Attributes:
         ranges: (tensor, start, stop), byte ranges that follow each other in the array.
-        dtype: in the file.
-        shape: of the array.
-        sharding: of the array.
+        dtype: dtype of the values in the file.
+        shape: shape of the array.
+        sharding: sharding of the array.
     """
 
     ranges: tuple[tuple[TensorEntry, int, int], ...]
@@ -32,7 +32,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return sum(stop - start for _, start, stop in self.ranges)
 
     @property
@@ -66,10 +66,11 @@ def split_rows(
 ) -> tuple[Block, ...]:
     """The blocks of the rows of a tensor from ``first_row`` on that have this shape together.
 
-    One block, of that shape and sharding, if it has at most ``block_bytes`` or that is None. Else
-    blocks of the shape (shards, rows, ...), of about equal size, to be joined along ``rows``:
-    ``shards`` is the number of devices that the first axis is sharded over, and each block has the
-    same number of rows of every shard, so that all devices receive data at the same time.
+    There is one block, of that shape and sharding, if it has at most ``block_bytes`` or that is
+    None. Otherwise the blocks have the shape (shards, rows, ...) and about equal size, and are to
+    be joined along ``rows``: ``shards`` is the number of devices that the first axis is sharded
+    over, and each block has the same number of rows of every shard, so that all devices receive
+    data at the same time.
     """
     rows = shape[0]
     row_bytes = math.prod(shape[1:]) * dtype.itemsize
@@ -93,8 +94,8 @@ def stack_tensors(
 ) -> tuple[Block, ...]:
     """The blocks (tensors, rows, ...) of tensors of one shape, to be joined along ``rows``.
 
-    One block if it has at most ``block_bytes`` or that is None. The sharding is that of the blocks;
-    over the first axis, each device gets whole tensors.
+    There is one block if it has at most ``block_bytes`` or that is None. The sharding is that of
+    the blocks; over the first axis, each device gets whole tensors.
     """
     firsts = [(entry, 0) for entry in entries]
     return _stacked_blocks(firsts, dtype, shape, sharding, block_bytes)

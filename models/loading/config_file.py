@@ -43,8 +43,8 @@ def config_from_folder(folder: str | Path, quantization: str | None = None) -> M
     """The ModelConfig of a Hugging Face folder.
 
     Args:
-        folder: with a config.json.
-        quantization: as for `load_model`.
+        folder: the folder with config.json.
+        quantization: the name of a quantization or None, see `load_model`.
 
     Raises:
         CheckpointError: the file is missing or unusable, or the quantization does not fit it.

@@ -25,10 +25,10 @@ class DequantisedWeight(ArrayProgram):
 
     Attributes:
         arrays: makes the arrays of the scheme.
-        scheme: of the arrays.
-        names: of the arrays, in order.
+        scheme: weight scheme of the arrays.
+        names: leaf names of the arrays, in order.
         depth: number of inputs.
-        shape, dtype, sharding: of the weight.
+        shape, dtype, sharding: shape, dtype and sharding of the dequantised weight.
         outputs_first: whether the outputs are its first axis.
     """
 
@@ -105,7 +105,7 @@ def _dequantised(
     *,
     outputs_first: bool,
 ) -> ParameterPlan:
-    """From the plan of the quantised arrays to that of the weight with these axes."""
+    """Convert the plan of the quantised arrays to that of the weight with these axes."""
     assert plan.assembly is not None
     weight = DequantisedWeight(
         arrays=plan.assembly,

@@ -43,10 +43,10 @@ class StoredProjection:
     """A projection of all experts, as it is stored.
 
     Attributes:
-        roles: of its tensors.
+        roles: roles of its stored tensors, in order.
         shape: (outputs, inputs) of the weight of an expert.
-        view: to (experts, outputs, inputs) from a plain weight of all experts; None for others.
-        views: of each leaf.
+        view: converts a plain weight of all experts to (experts, outputs, inputs); None for others.
+        views: view of each leaf, in order.
     """
 
     roles: tuple[str, ...]
@@ -60,10 +60,10 @@ class PlannedArray:
     """An array of a `GroupedLinear`.
 
     Attributes:
-        name: of the leaf.
+        name: name of the leaf.
         block: (outputs, inputs) that share an entry.
         axis: the fused axis, before the leaf is arranged; None with a single projection.
-        sharding: of the array.
+        sharding: sharding of the array.
     """
 
     name: str
@@ -79,11 +79,12 @@ class ExpertAssembly(ArrayProgram):
     Layers with equal assemblies share a program.
 
     Attributes:
-        format: of the tensors.
-        scheme: of the arrays.
+        format: weight format of the stored tensors.
+        scheme: weight scheme of the arrays.
         blocks: shape, dtype and sharding of the blocks of each tensor.
-        tensor_shardings: of each whole tensor.
-        projections: whose tensors these are, in order; of each expert, if it has its own.
+        tensor_shardings: sharding of each whole tensor.
+        projections: projections that the tensors belong to, in order; the same for each expert, if
+            it has its own tensors.
         of_experts: whether each expert has its own tensors.
         parallel: devices hold whole experts, and each makes the arrays of its own.
         arrays: what is made.

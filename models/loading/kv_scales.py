@@ -10,7 +10,8 @@ from rjax.models.loading.linear_modules import module_of
 def kv_scale_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
     """The stored tensor of each scale by parameter path ("layers.0.attention.k_scale").
 
-    Each holds one number, in the shape [1] or []. Empty for a checkpoint without scales of KV.
+    Each holds one number, in the shape [1] or []. The result is empty for a checkpoint without
+    scales of KV.
     """
     if not config.kv_scales:
         return {}

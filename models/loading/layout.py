@@ -15,7 +15,7 @@ from rjax.models.sharding import copies_mesh, parameter_sharding
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class View:
-    """From a checkpoint tensor to its part of a parameter.
+    """Conversion of a checkpoint tensor to its part of a parameter.
 
     Attributes:
         shape: sizes of the unmerged axes.

@@ -82,7 +82,7 @@ def with_quantization(config: ModelConfig, quantization: str | None) -> ModelCon
     """The config of a checkpoint with the quantization that a user asks for.
 
     Args:
-        config: as config.json says.
+        config: the model's config, as config.json has it.
         quantization: a name of `ON_LOAD` for an unquantised checkpoint. None, or the
             ``quant_method`` of a quantised one, changes nothing.
 

@@ -37,11 +37,11 @@ class StoredPiece:
     """A part of a fused weight, as it is stored.
 
     Attributes:
-        roles: of its tensors.
-        tensors: their numbers among those that are loaded.
+        roles: roles of its stored tensors, in order.
+        tensors: indices of these tensors among those that are loaded.
         shape: (outputs, inputs) of the weight that is stored, of which the piece may be some rows.
-        first_row, rows: of the piece.
-        views: of each leaf.
+        first_row, rows: first row and number of rows of the piece in that weight.
+        views: view of each leaf, in order.
     """
 
     roles: tuple[str, ...]
@@ -57,10 +57,10 @@ class PlannedLeaf:
     """An array of a `Linear`.
 
     Attributes:
-        name: of the leaf.
+        name: name of the leaf.
         block: (outputs, inputs) that share an entry.
         axis: the fused axis; None with a single piece.
-        sharding: of the array.
+        sharding: sharding of the array.
     """
 
     name: str
@@ -76,11 +76,11 @@ class LinearAssembly(ArrayProgram):
     Layers with equal assemblies share a program.
 
     Attributes:
-        format: of the tensors.
-        scheme: of the arrays.
+        format: weight format of the stored tensors.
+        scheme: weight scheme of the arrays.
         blocks: shape, dtype and sharding of the blocks of each tensor.
-        tensor_shardings: of each whole tensor.
-        pieces: whose tensors these are, in order.
+        tensor_shardings: sharding of each whole tensor.
+        pieces: pieces that the tensors belong to, in order.
         leaves: the arrays.
     """
 
@@ -220,7 +220,7 @@ def tensor_sharding(
     config: ModelConfig,
     mesh: Mesh,
 ) -> NamedSharding:
-    """As the parameter's, where the tensor can be cut so; each device gets the whole otherwise."""
+    """The parameter's sharding on each axis that it divides; devices get the other axes whole."""
     of_piece = piece_sharding(piece, config, mesh)
     outputs, inputs = (*of_piece.spec, None, None)[:2]
     of_axes = {"outputs": outputs if piece.rows is None else None, "inputs": inputs, None: None}

@@ -49,7 +49,7 @@ def load_model(
 
     Args:
         model: a local folder, else a hub id.
-        dtype: of the parameters; None for that of the checkpoint.
+        dtype: dtype of the parameters; None for that of the checkpoint.
         load_format: "auto" reads safetensors; "dummy" uses random weights and needs only
             config.json.
         quantization: "fp8", "int8" or "int4" quantises an unquantised checkpoint while it is
@@ -57,9 +57,9 @@ def load_model(
             takes the weights as they are stored.
         dequantize: hold the weights in ``dtype``: those of a quantised checkpoint are dequantised
             while they are loaded, others are not quantised.
-        revision, token: for the hub.
+        revision, token: the model's revision and an access token, for the hub.
         mesh: devices, with the axis `tensor`; None for the first device only.
-        seed: of dummy weights.
+        seed: seed of dummy weights.
         progress: show a bar while loading.
         max_length: tokens of the longest sequence, which the rope types dynamic and longrope depend
             on; None for the context that the checkpoint declares.

@@ -17,7 +17,8 @@ class Piece:
         of_expert: the piece fills one entry of axis J, the parameter's first, which the pattern
             lacks. Pieces fill the entries in order, all pieces of an entry after each other.
         offset: added to the values, in the parameter's dtype.
-        copies: of each entry of axis K, next to each other in the parameter; the tensor has one.
+        copies: number of copies of each entry of axis K, next to each other in the parameter; the
+            tensor has one.
     """
 
     tensor: str

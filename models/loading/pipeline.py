@@ -24,7 +24,7 @@ class ParameterPlan:
     """How one parameter is loaded, or several that are made of the same tensors.
 
     Attributes:
-        blocks: to be read and copied to the devices.
+        blocks: the blocks that are read and copied to the devices.
         assembly: makes the parameters of their arrays; None if the array of the only block is one.
     """
 

@@ -27,8 +27,8 @@ def save_model(
 ) -> None:
     """Write config.json and safetensors weights, the inverse of `load_model`.
 
-    One file if everything fits into ``shard_bytes``, else shards of at most that size and an index.
-    A larger tensor gets its own shard. Tokenizer files are not written.
+    It writes one file if everything fits into ``shard_bytes``, else shards of at most that size and
+    an index. A larger tensor gets its own shard. Tokenizer files are not written.
 
     Raises ValueError for families and rotary kinds that cannot be saved, and for quantised weights.
     """

@@ -14,16 +14,17 @@ _INDEX = "model.safetensors.index.json"
 class ShardWriter:
     """Writes tensors in the order in which they are added.
 
-    Held in memory are the tensors of one shard. The files have their final names after `finish`:
+    The tensors of one shard are held in memory. The files have their final names after `finish`:
     ``model.safetensors`` if there is one, else shards and an index. Weights that the folder holds
     already are removed first.
 
     Args:
-        folder: made if it does not exist.
+        folder: folder of the files, made if it does not exist.
         shard_bytes: size of a shard; a larger tensor gets its own.
 
     Raises:
-        OSError: a file cannot be written, for example because the disk is full; of all methods.
+        OSError: a file cannot be written, for example because the disk is full; any method may
+            raise it.
     """
 
     def __init__(self, folder: Path, shard_bytes: int) -> None:

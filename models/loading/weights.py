@@ -51,14 +51,14 @@ def load_weights(
     Several threads read the tensors in file order, copy them to the devices and assemble the
     parameters there. Names, shapes, types and the values of scales are checked before that.
 
-    Memory: in flight (being read, or on the devices and not assembled yet) are at most the tensors
-    of the next two parameters. On the CPU that is host memory. Other devices hold up to 512 MiB if
-    that is more, and the host one block of 32 MiB for each of 8 threads, whatever the model.
+    Memory: at most the tensors of the next two parameters are in flight (being read, or on the
+    devices and not assembled yet). On the CPU that is host memory. Other devices hold up to 512 MiB
+    if that is more, and the host one block of 32 MiB for each of 8 threads, whatever the model.
 
     Args:
-        model: with abstract parameters.
-        config: of the model.
-        folder: with the files.
+        model: the model, with abstract parameters.
+        config: the model's config.
+        folder: the folder with the safetensors files.
         mesh: the devices.
         progress: show a bar.
         buffers: host memory for the blocks; None for the kind that the devices need.

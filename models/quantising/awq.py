@@ -35,8 +35,8 @@ def scale_inputs(
 
     Args:
         groups: the projections of the layer.
-        tensors: of the layer, in which the changed ones are replaced.
-        dtypes: of the tensors in the checkpoint.
+        tensors: tensors of the layer by name, in which the changed ones are replaced.
+        dtypes: dtypes of the tensors in the checkpoint.
         inputs: statistics by projection, as `Calibration.advance` gives them.
         settings: how weights are rounded.
     """
@@ -67,9 +67,9 @@ def search_scale(
 
     Args:
         weights: [outputs, inputs] of the projections.
-        statistics: of the inputs.
+        statistics: statistics of the inputs.
         settings: how weights are rounded.
-        scale_dtype: of the scales of groups.
+        scale_dtype: dtype of the scales of groups.
     """
     assert settings.group_size is not None
     weight = jnp.concatenate([jnp.asarray(one.astype(np.float32)) for one in weights])
@@ -118,9 +118,9 @@ def fold_scale(
 
     Args:
         group: the projections, with something before them that the scale can be folded into.
-        scale: of each input.
-        tensors: of the layer, in which the changed ones are replaced.
-        dtypes: of the tensors in the checkpoint.
+        scale: scale of each input.
+        tensors: tensors of the layer by name, in which the changed ones are replaced.
+        dtypes: dtypes of the tensors in the checkpoint.
 
     Returns:
         The scale by which the weights were multiplied.

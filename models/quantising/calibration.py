@@ -35,8 +35,8 @@ class InputStatistics:
     """Means over the recorded tokens.
 
     Attributes:
-        magnitudes: of the absolute value of each input.
-        products: of each two inputs.
+        magnitudes: mean absolute value of each input.
+        products: mean product of each two inputs.
     """
 
     magnitudes: Float[Array, " E"]
@@ -65,9 +65,9 @@ class Calibration:
     float32.
 
     Args:
-        config: of the model.
+        config: the model's config.
         prompts: token ids, at least one prompt that is not empty.
-        tensors: with the embeddings.
+        tensors: checkpoint tensors by name, with the embeddings.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Calibration:
         Layers must be run in order.
 
         Args:
-            layer: its index.
-            tensors: of the layer, not quantised.
+            layer: index of the layer.
+            tensors: checkpoint tensors of the layer, not quantised.
         """
         graph, state = nnx.split(decoder_layer(self._config, layer, tensors))
         sizes = dict(zip(LINEARS, self._input_sizes(), strict=True))

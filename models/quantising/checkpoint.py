@@ -51,9 +51,9 @@ class QuantisedCheckpoint:
 
     Attributes:
         settings: how the projections are quantised.
-        bytes_before, bytes_after: of all tensors.
+        bytes_before, bytes_after: bytes of all tensors before and after.
         modules: the quantised ones, in the order of the layers.
-        prompt_tokens: on which scales were searched; 0 without.
+        prompt_tokens: number of prompt tokens on which scales were searched; 0 without.
     """
 
     settings: QuantisingSettings
@@ -99,9 +99,9 @@ def quantise_checkpoint(
     each projection of a layer, the products of its inputs.
 
     Args:
-        folder: of an unquantised model.
-        out: new or empty.
-        settings: from `choose_settings`.
+        folder: the folder of an unquantised model.
+        out: a new or empty folder.
+        settings: the settings, from `choose_settings`.
         prompts: token ids, for settings that are calibrated.
         shard_bytes: size of the files.
         progress: show a bar.

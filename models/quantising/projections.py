@@ -11,7 +11,7 @@ LINEARS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 """The projections of a decoder layer, in the order in which they are applied."""
 
 _LATENT_LINEARS = ("attention.q_a", "attention.q", "attention.kv_a", "attention.kv_b")
-"""Those of latent attention in the place of "attention.qkv"; a model may lack the first."""
+"""The projections of latent attention, instead of "attention.qkv"; some models lack the first."""
 
 _SHARED_EXPERT = ("mlp.shared.up", "mlp.shared.down")
 _BESIDE_EXPERTS = ("mlp.router", "mlp.shared.gate")
@@ -31,7 +31,7 @@ class SharedInput:
     """Projections of one input, and the tensors that its channels can be scaled by.
 
     Attributes:
-        linear: of `LINEARS`.
+        linear: name of the projection, as in `LINEARS`.
         tensors: the weights [outputs, inputs] in the checkpoint.
         norm: weight and perhaps bias of the norm that makes the input; empty if none does.
         rows: rows of the weight, and perhaps of the bias, that make the input; empty if there are

@@ -14,7 +14,7 @@ from rjax.models.schemes.rounding import quantise, rounded_scale
 from rjax.models.schemes.scaled import ScaleDType
 
 _RATIOS = np.linspace(1.0, 0.5, 26, dtype=np.float32)
-"""Of the largest value that is kept to the largest one of a group."""
+"""Clipping ratios: the largest value that is kept, divided by the largest one of a group."""
 
 
 def scale_type(dtype: np.dtype) -> ScaleDType:
@@ -41,8 +41,8 @@ def quantise_weight(
     Args:
         weight: any float type.
         settings: the scheme.
-        scale_dtype: of the scales.
-        products: mean products of two inputs; of those, the ones within a group are used.
+        scale_dtype: dtype of the scales.
+        products: mean products of two inputs; only the ones within a group are used.
     """
     wide = jnp.asarray(weight.astype(np.float32))
     if settings.group_size is None:
@@ -85,8 +85,8 @@ def round_groups(
         weight: float32.
         group_size: inputs of a group.
         symmetric: zero points are 0.
-        scale_dtype: to which scales are rounded before values are.
-        ratio: of the largest value that is kept to the largest one of the group.
+        scale_dtype: dtype to which scales are rounded before values are.
+        ratio: the largest value that is kept, divided by the largest one of the group.
     """
     grouped = weight.reshape(weight.shape[0], -1, group_size)
     if symmetric:

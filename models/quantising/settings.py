@@ -27,7 +27,7 @@ class QuantisingSettings:
     """How the projections are quantised.
 
     Attributes:
-        scheme: of `SCHEMES`.
+        scheme: one of `SCHEMES`.
         group_size: inputs that share a scale; None for all.
         symmetric: there are no zero points.
     """
@@ -43,7 +43,7 @@ class QuantisingSettings:
 
     @property
     def format(self) -> str:
-        """As compressed-tensors names it."""
+        """Name of the format in compressed-tensors."""
         return _FORMATS.get(self.scheme, "pack-quantized")
 
     def quantization_config(self, ignored: Sequence[str] = ()) -> dict[str, Any]:
@@ -113,10 +113,10 @@ def choose_settings(
     """The settings of a scheme for a model.
 
     Args:
-        config: of the model.
-        scheme: of `SCHEMES`.
-        group_size: for "int4" and "awq"; None for the largest of `GROUP_SIZES` that divides the
-            inputs of all projections.
+        config: the model's config.
+        scheme: one of `SCHEMES`.
+        group_size: inputs that share a scale in "int4" and "awq"; None for the largest of
+            `GROUP_SIZES` that divides the inputs of all projections.
         symmetric: no zero points for "awq"; the other schemes have none.
 
     Raises:

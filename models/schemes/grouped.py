@@ -42,7 +42,7 @@ def grouped_leaves(
 
 
 def arrange_grouped(scheme: WeightScheme, leaves: Mapping[str, Array]) -> dict[str, Array]:
-    """From the axes and the order of `plain_leaves` to those of `grouped_leaves`."""
+    """Convert leaves from the axes and order of `plain_leaves` to those of `grouped_leaves`."""
     stored = dict(leaves)
     if is_interleaved(scheme, leaves["weight"].shape):
         stored["weight"] = interleave(leaves["weight"])
@@ -58,9 +58,9 @@ def dequantise_expert(
     """The reference: the weight of one expert, inputs first.
 
     Args:
-        scheme: of the experts.
-        leaves: of the expert, without axis J; perhaps those of one device of a mesh.
-        dtype: of the result, which is computed in float32 and rounded once.
+        scheme: weight scheme of the experts.
+        leaves: leaves of the expert, without axis J; perhaps those of one device of a mesh.
+        dtype: dtype of the result, which is computed in float32 and rounded once.
     """
     weight = leaves["weight"]
     if not isinstance(scheme, Scaled):

@@ -22,7 +22,7 @@ def quantise(
 
     Args:
         weight: (outputs, inputs), float32.
-        scheme: without zero points.
+        scheme: a scheme without zero points.
         block: (outputs, inputs) that share a scale; inputs are not looked at for channels.
     """
     assert not scheme.zero_points

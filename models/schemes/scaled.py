@@ -31,7 +31,7 @@ _RANDOM_SCALE: Mapping[ScaledDType, float] = {
     "mxfp4": 120.0,
 }
 EXPONENT_BIAS = 127
-"""Of a scale of mxfp4: the number e means 2 ** (e - 127)."""
+"""Exponent bias of a scale of mxfp4: the number e means 2 ** (e - 127)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Scaled(WeightScheme):
             for each group of 128 inputs, (128, 128) for each square. Blocks that do not divide an
             axis are stored as smaller ones that do.
         zero_points: whether there are zero points, int8, one for each scale.
-        scale_dtype: of the scales.
+        scale_dtype: dtype of the scales.
     """
 
     values: ScaledDType
@@ -60,7 +60,7 @@ class Scaled(WeightScheme):
 
     @property
     def name(self) -> str:
-        """For kernels."""
+        """Name for kernels: the type of the values."""
         return self.values
 
     def leaves(self, inputs: str, outputs: str, sizes: Mapping[str, int]) -> Mapping[str, Leaf]:
@@ -88,7 +88,7 @@ class Scaled(WeightScheme):
         return VALUE_DTYPES[self.values] == jnp.int4 and shape[-1] % INTERLEAVED == 0
 
     def arrange(self, leaves: Mapping[str, Array]) -> Mapping[str, Array]:
-        """With interleaved int4 values."""
+        """The leaves with interleaved int4 values."""
         weight = leaves["weight"]
         if not self.is_interleaved(weight.shape):
             return leaves
@@ -97,7 +97,7 @@ class Scaled(WeightScheme):
     def dequantise(
         self, leaves: Mapping[str, Array], depth: int, dtype: DTypeLike
     ) -> Float[Array, "E X"]:
-        """Computed in float32 and rounded once."""
+        """The weight, computed in float32 and rounded once."""
         weight = leaves["weight"]
         value = natural(weight) if self.is_interleaved(weight.shape) else weight
         return self.widened({**leaves, "weight": value}).astype(dtype).reshape(-1, depth).T
@@ -136,7 +136,7 @@ def _shared(
 
 
 def _repeated(scale: Array, shape: tuple[int, ...]) -> Array:
-    """In float32, repeated along every axis to the shape; missing last axes are broadcast."""
+    """Repeat values along every axis to the shape, in float32; missing last axes are broadcast."""
     scale = scale.astype(jnp.float32).reshape(*scale.shape, *(1,) * (len(shape) - scale.ndim))
     for axis, size in enumerate(shape):
         if scale.shape[axis] not in (1, size):

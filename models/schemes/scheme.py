@@ -17,7 +17,7 @@ class Leaf:
 
     Attributes:
         letters: its axes, such as "D K A H".
-        dtype: of its values; None for the model's own float type.
+        dtype: dtype of its values; None for the model's own float type.
         initial: initial values of random weights: "normal" has standard deviation 0.02, "integers"
             are uniform over the dtype's range, a number is the value of all.
         blocks: (letter, size) of each axis along which ``size`` neighbouring entries of the weight
@@ -51,7 +51,7 @@ class WeightScheme(abc.ABC):
 
         Args:
             inputs, outputs: axis letters.
-            sizes: of the letters in the whole model, but for A.
+            sizes: size of each axis letter in the whole model, but for A.
         """
 
     def arrange(self, leaves: Mapping[str, Array]) -> Mapping[str, Array]:

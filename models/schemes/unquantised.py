@@ -15,7 +15,7 @@ class Unquantised(WeightScheme):
 
     @property
     def name(self) -> str:
-        """For kernels."""
+        """Name for kernels."""
         return "unquantised"
 
     def leaves(self, inputs: str, outputs: str, sizes: Mapping[str, int]) -> Mapping[str, Leaf]:

@@ -40,7 +40,7 @@ def add_rms_norm(
 
     Args:
         x: bfloat16 or float16; D is a multiple of 128.
-        update: in x's dtype; a Partial has no bias.
+        update: an array in x's dtype, or a Partial without a bias.
         weight: any float dtype.
         eps: added to the mean of the squares.
 

@@ -1,8 +1,8 @@
 """Index of the largest number of each row over the devices, one launch (Mosaic GPU).
 
 Each device pushes the largest number of its columns and the index of it to all devices, 8 bytes a
-row, and compares the pairs as they arrive, from device 0 on: of equal numbers the first counts. The
-exchange is that of the sums (`pallas_kernels.peer_exchange.peers`), so no collective of XLA
+row, and compares the pairs as they arrive, from device 0 on: among equal numbers, the first counts.
+The exchange is that of the sums (`pallas_kernels.peer_exchange.peers`), so no collective of XLA
 is left in a decode step, whose devices XLA would have wait for each other on the host.
 
 One thread handles a row. There is a CTA on every SM, because all restore the words of the call
@@ -60,13 +60,13 @@ def all_reduce_argmax(
 ) -> tuple[Int32[Array, " B"], Peers]:
     """(the index of the largest value of each row over the devices, peers for the next call).
 
-    Of equal values that of the first device counts. Runs under ``shard_map``; every device calls it
+    Among equal values, the first device's counts. Runs under ``shard_map``; every device calls it
     with the same shapes.
 
     Args:
-        values: the largest of this device; not NaN.
-        indices: of them, at least 0.
-        peers: the part of this device.
+        values: largest value of each row on this device; not NaN.
+        indices: indices of ``values``, at least 0.
+        peers: this device's part of the exchange buffers.
 
     Raises:
         ValueError: more rows than the kernel takes.

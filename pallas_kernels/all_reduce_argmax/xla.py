@@ -10,8 +10,8 @@ def local_argmax(
 ) -> tuple[Float32[Array, " B"], Int32[Array, " B"]]:
     """(the largest number of each row of this device, its index over all devices).
 
-    Of equal numbers the first counts. Runs under ``shard_map``; the devices of the axis share the
-    columns.
+    Among equal numbers, the first counts. Runs under ``shard_map``; the devices of the axis share
+    the columns.
     """
     first = lax.axis_index(axis) * x.shape[1]
     return jnp.max(x, axis=-1), jnp.argmax(x, axis=-1).astype(jnp.int32) + first
@@ -20,7 +20,7 @@ def local_argmax(
 def all_reduce_argmax(x: Float32[Array, "B W"], axis: str) -> Int32[Array, " B"]:
     """``jnp.argmax`` over the columns of all devices, with one all-gather.
 
-    Of equal numbers the first counts. Runs under ``shard_map``.
+    Among equal numbers, the first counts. Runs under ``shard_map``.
     """
     values, indices = local_argmax(x, axis)
     bits = lax.bitcast_convert_type(values, jnp.int32)

@@ -34,8 +34,8 @@ class Exchange(PeerBuffers):
     """Pushes and takes the float32 shares of a sum.
 
     Attributes:
-        layout: of the values of one warpgroup, WG_STRIDED with vectors of 1, 2 or 4.
-        columns: values of one warpgroup.
+        layout: layout of the values of one warpgroup, WG_STRIDED with vectors of 1, 2 or 4.
+        columns: number of values of one warpgroup.
     """
 
     layout: Any
@@ -44,7 +44,7 @@ class Exchange(PeerBuffers):
     def push(self, value, region, first, receiver=None) -> None:
         """Write float32 ``value`` to words ``first`` (int32) on of this device's slot.
 
-        In the buffers of all devices, or in that of ``receiver`` (int32).
+        It goes to the buffers of all devices, or to that of ``receiver`` (int32).
         """
         to_all = receiver is None
         scalars = (SCALAR,) * 4
@@ -68,7 +68,7 @@ class Exchange(PeerBuffers):
     def take(self, region, first, sender=None):
         """Words ``first`` (int32) on of every device, added from device 0 on; waits for them.
 
-        Or the words of the device ``sender`` (int32) alone.
+        With ``sender`` (int32), the words of that device alone.
 
         Returns:
             float32 [columns] in ``layout``.

@@ -73,11 +73,11 @@ def all_reduce_rms_norm(
 
     Args:
         x: bfloat16 or float16, the same on every device; D is a multiple of 128.
-        update: summands of this device, of whose sum over the devices the update is made; a bias is
-            added once.
+        update: summands of this device; the update is their sum over all devices. A bias is added
+            once.
         weight: any float dtype.
         eps: added to the mean of the squares.
-        peers: the part of this device.
+        peers: this device's part of the exchange buffers.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
@@ -93,7 +93,7 @@ def all_reduce_rms_norm(
 def all_reduce(update: Partial, peers: Peers) -> tuple[Float[Array, "T ..."], Peers]:
     """(the sum over the devices in the dtype of the update, peers for the next call).
 
-    Arguments as in ``all_reduce_rms_norm``; of several axes after T, D is their product.
+    Arguments as in ``all_reduce_rms_norm``; D is the product of the axes after T.
     """
     T, *columns = update.shape
     summands = update.summands.reshape(len(update.summands), T, -1)
@@ -227,7 +227,7 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
 
 
 def _for_rows(body, cta, ctas: int, T: int) -> None:
-    """``body(row, i)`` for the rows of a CTA."""
+    """Call ``body(row, i)`` for the rows of a CTA."""
     if ctas == T:
         body(cta, jnp.int32(0))
         return

@@ -22,16 +22,16 @@ _NUMBER_BYTES = 4
 def row_sum(value, scratch, layout, warpgroups: int, ctas: int):
     """The sum of float32 ``value`` (in ``layout``) over all warpgroups; every thread gets it.
 
-    Of several CTAs, a cluster, each reads the scratch of the others. It must call `leave_cluster`
-    before it ends.
+    With several CTAs, a cluster, each CTA reads the scratch of the others. It must call
+    `leave_cluster` before it ends.
 
     Args:
-        value: of this warpgroup.
+        value: float32, the numbers of this warpgroup.
         scratch: SMEM, float32 [4 * warpgroups]. The next call must have another one: a slow thread
             may still read this one.
-        layout: of ``value``.
-        warpgroups: of a CTA.
-        ctas: that share the row.
+        layout: the layout of ``value``.
+        warpgroups: number of warpgroups of a CTA.
+        ctas: number of CTAs that share the row.
     """
 
     @plgpu.inline_mgpu(

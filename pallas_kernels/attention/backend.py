@@ -25,9 +25,9 @@ class AttentionShape:
         num_heads: N, query heads.
         num_kv_heads: K, KV heads; N is a multiple of K.
         head_dim: H.
-        dtype: of queries and outputs, and of the weights that make them.
+        dtype: dtype of queries and outputs, and of the weights that make them.
         page_size: S, tokens a page.
-        kv_dtype: of the KV pages; None for ``dtype``.
+        kv_dtype: dtype of the KV pages; None for ``dtype``.
     """
 
     num_heads: int
@@ -54,7 +54,8 @@ class DeviceInfo:
 
     Attributes:
         platform: "cpu" or "gpu".
-        compute_capability: of an NVIDIA GPU, 9.0 for Hopper; None for other devices.
+        compute_capability: an NVIDIA GPU's compute capability, 9.0 for Hopper; None for other
+            devices.
     """
 
     platform: str
@@ -66,11 +67,11 @@ class AttentionTuning:
     """How a backend's work is tiled and split.
 
     Attributes:
-        tile_rows: query rows of a multi-row item at most.
+        tile_rows: most query rows of a multi-row item.
         kv_split_size: items are split at multiples of this many KV tokens.
-        fine_kv_split_size: replaces ``kv_split_size`` in steps of at most ``fine_rows`` rows, which
-            would otherwise leave SMs without work.
-        fine_rows: 0 where no step is split finely.
+        fine_kv_split_size: split size that replaces ``kv_split_size`` in steps of at most
+            ``fine_rows`` rows, which would otherwise leave SMs without work.
+        fine_rows: most rows of a step that is split finely; 0 if no step is.
         split_policy: merges neighbouring splits of an item where the device stays busy; None keeps
             every split.
         cost_model: decides which shared prefixes are read once, on devices without a fitted model.
@@ -89,7 +90,7 @@ class AttentionBackend:
     """One implementation of attention over paged KV.
 
     Attributes:
-        name: as in the configuration.
+        name: the backend's name in the configuration.
         compute_capabilities: major versions of the GPUs that run the kernels; None for any device.
         refusal: why the backend cannot serve a shape on a device, or None if it can. This is the
             only place that states these conditions.
@@ -99,7 +100,7 @@ class AttentionBackend:
         attention: ``paged_attention`` with the signature of ``xla.paged_attention``.
         unmerged_attention: ``attention`` without the merge of the partial results, for a kernel
             that merges them itself; None where the backend has none.
-        merge: merges such results; None with that.
+        merge: merges the results of ``unmerged_attention``; None if that is None.
     """
 
     name: str

@@ -32,7 +32,8 @@ def check_values(
         sequence_of_row: the table row of each query row. If given, a row that reads through another
             sequence's table must have the same pages there. Rows at negative positions may have any
             value.
-        sliding_window: of the AttentionSpec; tokens before it need not be covered.
+        sliding_window: the window of the AttentionSpec, in tokens; tokens before it need not be
+            covered.
 
     Raises:
         ValueError: the first fault and its place: a position beyond the table; an item outside the

@@ -1,8 +1,8 @@
 """The device planner: the host planner's work lists, computed inside jit.
 
-For decode loops that run without the host. Every sequence has the same number of packed query rows,
-of which the first ``query_len`` are live; the host planner takes ragged batches. Splits are not
-coalesced.
+It serves decode loops that run without the host. Every sequence has the same number of packed query
+rows, of which the first ``query_len`` are live; the host planner takes ragged batches. Splits are
+not coalesced.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ def plan_on_device(
         context_len: tokens of each sequence, this step's included; at most ``shape.max_context``.
         page_size: S.
         shape: ``shape.seqs`` is B and ``shape.rows`` a multiple of it; ``split_policy`` is None.
-        sharing: as in ``plan_attention``. Only steps of one row a sequence share. A prompt chunk
-            reads its own table, its rows in tiles.
+        sharing: which shared splits are read once, see ``plan_attention``. Only steps of one row a
+            sequence share. A prompt chunk reads its own table, its rows in tiles.
 
     Returns:
         A plan that covers each visible (row, token) pair once, like the host planner's.
@@ -75,7 +75,7 @@ class _Candidates:
 
 
 def _plan_decode(page_table, query_len, context_len, page_size, shape, sharing) -> AttentionPlan:
-    """One row a sequence: neighbours with the same pages over a whole split share an item."""
+    """Plan one row a sequence: neighbours with the same pages over a whole split share an item."""
     B, C, R, J = shape.seqs, shape.kv_split_size, shape.tile_rows, shape.num_splits
     starts = jnp.arange(J, dtype=jnp.int32)[:, None] * C
     row = jnp.broadcast_to(jnp.arange(B, dtype=jnp.int32), (J, B))
@@ -128,7 +128,7 @@ def _groups(shared: Bool[Array, "J B"], row: Int[Array, "J B"]) -> tuple[Array, 
 
 
 def _plan_chunks(query_len, context_len, shape: PlanShape) -> AttentionPlan:
-    """Several rows a sequence: tiles of rows against the causal part of its context."""
+    """Plan several rows a sequence: tiles of rows against the causal part of its context."""
     B, C, R, J = shape.seqs, shape.kv_split_size, shape.tile_rows, shape.num_splits
     Q = shape.rows // B
     tiles = -(-Q // R)

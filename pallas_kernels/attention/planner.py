@@ -48,7 +48,7 @@ type Sharing = Literal["on", "off"] | CostModel
 
 
 MAX_PARTIAL_RESULTS = 32
-"""Partial results of a row at most, in steps for long sequences."""
+"""Most partial results of a row, in steps for long sequences."""
 
 
 def choose_kv_split_size(max_context: int, smallest: int, split_policy: SplitPolicy | None) -> int:
@@ -70,15 +70,15 @@ class PlanShape:
         rows: T, packed query rows.
         seqs: B, rows of the page table.
         max_context: most tokens of one sequence.
-        tile_rows: rows of a multi-row item at most.
+        tile_rows: most rows of a multi-row item.
         kv_split_size: items are split at multiples of this many KV tokens of the sequence, so that
             a row's arithmetic does not depend on the rows that share with it.
         split_policy: how splits are coalesced, or None to keep every split. With a policy a row's
             arithmetic depends on the batch, within rounding, and a row has at most
             ``MAX_PARTIAL_RESULTS`` items: a batch that needs more is split at the next power-of-two
             multiple of ``kv_split_size``.
-        window: of the layers that the plan serves, in tokens; None for full attention. No item
-            reads a split that is outside the windows of all its rows.
+        window: sliding window of the layers that the plan serves, in tokens; None for full
+            attention. No item reads a split that is outside the windows of all its rows.
     """
 
     rows: int
@@ -107,7 +107,7 @@ class PlanShape:
 
     @property
     def max_item_tokens(self) -> int:
-        """KV tokens of an item at most."""
+        """Most KV tokens of an item."""
         return self.kv_split_size * (1 if self.split_policy is None else self.num_splits)
 
     @property
@@ -161,13 +161,13 @@ def plan_attention(
 
     Args:
         page_table: page ids; two sequences hold the same id at the same place only if all their
-            tokens up to the end of that page are equal (a prefix tree guarantees that). Of several
-            tables, sequences share a split only if they do in all of them.
+            tokens up to the end of that page are equal (a prefix tree guarantees that). With
+            several tables, sequences share a split only if they do in all of them.
         query_start: first packed row of each sequence, and the end; its rows are the last
             ``query_start[b + 1] - query_start[b]`` >= 1 tokens of its context.
         context_len: tokens of each sequence, this step's included.
         page_size: S.
-        shape: of the compiled step; arrays are padded to it.
+        shape: the fixed shapes of the compiled step; arrays are padded to them.
         sharing: "on" reads every split shared by neighbours once, "off" never, a cost model where
             it pays. Only whole splits are shared.
         table_rows: the row of the page table of each sequence; by default its number.
@@ -295,7 +295,7 @@ def _furthest_back(
     first: Int[np.ndarray, " X"],
     stop: Int[np.ndarray, " X"],
 ) -> Int[np.ndarray, " X"]:
-    """Of each run of sequences, first to stop - 1, the one whose rows begin first."""
+    """Index of the sequence whose rows begin first, in each run of sequences first to stop - 1."""
     found = first.copy()
     for i in np.flatnonzero(stop - first > 1).tolist():
         found[i] += first_position[first[i] : stop[i]].argmin()

@@ -6,4 +6,4 @@ from rjax.pallas_kernels.attention.triton.backend import BACKEND as TRITON
 from rjax.pallas_kernels.attention.xla.backend import BACKEND as XLA
 
 BACKENDS: tuple[AttentionBackend, ...] = (MOSAIC, TRITON, XLA)
-"""In order of preference. The last one refuses nothing."""
+"""All backends in order of preference. The last one refuses nothing."""

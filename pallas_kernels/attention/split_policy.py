@@ -115,7 +115,7 @@ def coalesce_single_row(
     Takes the power of two of splits with the smallest load of the busiest lane.
 
     Args:
-        spans: of one row each.
+        spans: spans of one row each.
         tokens: the KV split size.
         capacity: items that there is room for. If even whole rows are more, the spans come back
             uncoalesced.
@@ -154,9 +154,9 @@ def _balance(
     rounds go turn by turn, each round in the opposite direction of the one before.
 
     Args:
-        costs: of each item, in tokens.
+        costs: cost of each item, in tokens.
         before: costs of the items that come first.
-        lanes: that take the items.
+        lanes: number of lanes that take the items.
     """
     first, total = before.size, before.size + costs.size
     rest = total % lanes

@@ -25,7 +25,7 @@ from rjax.pallas_kernels.words import count_poll, load_vector, store_words
 _PROXY_FENCE = "fence.proxy.async.global;"  # without .global it waits for all stores of the thread
 
 COUNTERS = 8
-"""Of a launch, at least as many as it has meetings."""
+"""Number of counters of a launch, at least as many as it has meetings."""
 
 
 @no_type_check  # JAX also builds it with other leaves than arrays
@@ -35,8 +35,8 @@ class Arrivals:
     """The counters of two launches, which take turns.
 
     Attributes:
-        current: those of the next launch, all 0.
-        other: those of the launch before, which the next one empties.
+        current: counters of the next launch, all 0.
+        other: counters of the launch before, which the next one empties.
     """
 
     current: Int32[Array, " X"]
@@ -44,7 +44,7 @@ class Arrivals:
 
     @classmethod
     def empty(cls) -> "Arrivals":
-        """Before the first launch of a step, which clears ``other`` whatever it holds.
+        """The counters before the first launch of a step, which clears ``other`` whatever it holds.
 
         Its ones keep the two arrays apart: see `mosaic_emit`, "Arrays that a kernel writes".
         """
@@ -105,7 +105,10 @@ def clear(counters) -> None:
 
 
 def _warpgroup_barrier() -> None:
-    """Pallas' own is not marked convergent: LLVM may copy it into branches before it."""
+    """Wait for all threads of the warpgroup, by a barrier marked convergent.
+
+    Pallas' own barrier is not marked so: LLVM may copy it into branches before it.
+    """
     barrier = arith.addi(arith.divui(mgpu.utils.thread_idx(), i32(THREADS)), i32(1))
     _emit(f"bar.sync $0, {THREADS};", barrier)
 

@@ -2,8 +2,8 @@
 
 The three warpgroups go over the same units in the same order and count the same slots, so they meet
 only at the barriers of the slots. Weights depend on no other CTA: their producer runs ahead over
-the ends of products, as far as there are slots. That of the rows waits for the CTAs that compute
-them.
+the ends of products, as far as there are slots. The producer of the rows waits for the CTAs that
+compute them.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -33,9 +33,9 @@ class Slots:
     """Slots in shared memory that are filled and read in turn.
 
     Attributes:
-        memory: SMEM, of all slots.
+        memory: SMEM, the memory of all slots.
         full, empty: barriers of the slots.
-        count: of slots.
+        count: number of slots.
     """
 
     memory: Any
@@ -96,8 +96,8 @@ class BetweenCta:
     """A CTA's part of the products.
 
     Attributes:
-        sizes: of the launch.
-        cta: int32 index.
+        sizes: sizes of the launch's products, and of the CTA's slots.
+        cta: int32, index of the CTA.
         weights: slots [step, tile] of one matrix.
         rows: slots of ``sizes.rows`` rows of ``step`` inputs, one behind the other.
     """
@@ -108,7 +108,7 @@ class BetweenCta:
     rows: Slots
 
     def _for_units(self, product: Product, run: Callable, carry):
-        """``carry = run(column, split, first step, carry)`` for each unit; the last."""
+        """Run ``carry = run(column, split, first step, carry)`` for each unit; the last carry."""
         tiles, ctas = jnp.int32(product.tiles), jnp.int32(self.sizes.ctas)
 
         def unit(i, carry):
@@ -154,7 +154,7 @@ class BetweenCta:
         return self._for_units(product, unit, numbers)
 
     def _wait_until_filled(self, filled, target):
-        """Wait for the slots before ``target``, each once; how many are known to be filled."""
+        """Wait for the slots before ``target``, each once; return how many are known filled."""
 
         def wait(i, _):
             self.weights.wait(i)
@@ -163,7 +163,10 @@ class BetweenCta:
         return jnp.maximum(filled, target)
 
     def produce_rows(self, product: Product, rows, number):
-        """Copy the rows of all units; rows: GMEM [T, depth]; number: as above."""
+        """Copy the rows of all units.
+
+        rows: GMEM [T, depth]. number: row slots used before, and the result after.
+        """
         slots, T, step = self.rows, self.sizes.rows, self.sizes.step
 
         def unit(column, split, start, number):
@@ -181,7 +184,7 @@ class BetweenCta:
         return self._for_units(product, unit, number)
 
     def multiply(self, product: Product, epilogue: Callable, numbers):
-        """All units; ``epilogue(accumulators, split, column)`` stores each.
+        """Multiply all units; ``epilogue(accumulators, split, column)`` stores each.
 
         The weights are the left operand, so that few rows are few columns of wgmma. Accumulators:
         float32 [64, T], for every 64 columns of the tile of each matrix.

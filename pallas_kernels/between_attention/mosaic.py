@@ -53,11 +53,12 @@ class BetweenWeights:
     """The arrays that the kernel reads, in the dtype of the rows; those of norms may be float32.
 
     Attributes:
-        output: of the projection behind attention.
-        mlp_norm: of the norm before the feed-forward.
-        gate_up: gate and up projections.
-        down: of the projection behind the activation.
-        next_norm, next_qkv: of the layer that follows, or None.
+        output: weight of the projection behind attention.
+        mlp_norm: weight of the norm before the feed-forward.
+        gate_up: weights of the gate and up projections.
+        down: weight of the projection behind the activation.
+        next_norm, next_qkv: weights of the first norm and projection of the layer that follows, or
+            None.
     """
 
     output: Float[Array, "E D"]
@@ -97,9 +98,10 @@ def between_attention(
     Args:
         x: bfloat16 or float16, the residual stream; no update is pending. T is 8 or 16.
         attended: the result of attention, in the dtype of x.
-        weights: of the layer, and of the next one's norm and first projection if a layer follows.
-        arrivals: of this launch and the one before.
-        eps: of the norms.
+        weights: weights of the layer, and of the next one's norm and first projection if a layer
+            follows.
+        arrivals: counters of this launch and the one before.
+        eps: the norms' epsilon.
         early_weights: whether no kernel of the program writes the weights, so that they may be read
             before the kernels before have ended.
 
@@ -226,10 +228,10 @@ class _Between:
 
     Attributes:
         cta: the CTA.
-        inputs, found: GMEM by name.
+        inputs, found: GMEM, the arrays that the kernel reads and those that it writes, by name.
         current: int32 [X] GMEM: counters of this launch. Number n counts the results of the n-th
             product or norm.
-        eps, dtype: of the norms and of the rows.
+        eps, dtype: epsilon of the norms and dtype of the rows.
         sums: float32 [4] SMEM.
     """
 

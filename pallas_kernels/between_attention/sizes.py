@@ -17,12 +17,12 @@ class Product:
     """Rows times one matrix or two of the same shape, in units of a column tile and a split.
 
     Attributes:
-        depth: inputs, a multiple of ``step``.
-        columns: of each matrix.
-        matrices: 1 or 2.
+        depth: number of inputs, a multiple of ``step``.
+        columns: columns of each matrix.
+        matrices: number of matrices, 1 or 2.
         tile: columns of a unit, of each matrix.
         step: inputs that are multiplied at once.
-        splits: of the depth.
+        splits: number of splits of the depth.
     """
 
     depth: int
@@ -58,9 +58,10 @@ class Product:
 
     @property
     def steps(self) -> int:
-        """Of each split; those of the last one may lie beyond the depth, where TMA reads zeros.
+        """Steps of each split.
 
-        All splits have as many, so that ptxas knows the number: where it did not, all wgmma of the
+        Those of the last split may lie beyond the depth, where TMA reads zeros. All splits have
+        equally many steps, so that ptxas knows the number: where it did not, all wgmma of the
         kernel took twice as long.
         """
         return -(-self.depth // self.step // self.splits)
@@ -73,10 +74,11 @@ class BetweenSizes:
     Attributes:
         rows, D: T and the columns of the residual stream.
         output, gate_up, down: products of the layer.
-        qkv: of the next layer, or None.
-        ctas: of the grid, which all run at the same time.
-        weight_slots: of ``step`` inputs by ``tile`` columns, always 16 KB.
-        row_slots: of ``step`` inputs of all rows.
+        qkv: the next layer's product to queries, keys and values, or None.
+        ctas: number of CTAs of the grid, which all run at the same time.
+        weight_slots: number of slots of weights, ``step`` inputs by ``tile`` columns each, always
+            16 KB.
+        row_slots: number of slots of rows, ``step`` inputs of all rows each.
         under_way, under_way_ahead: slots of weights that are copied at the same time: while the
             consumer waits for them, and while they are copied ahead.
     """
@@ -95,7 +97,10 @@ class BetweenSizes:
 
     @classmethod
     def of(cls, rows: int, D: int, E: int, F: int, Q: int | None, ctas: int) -> "BetweenSizes":
-        """E: inputs of the output projection; Q: columns of the next qkv, or None."""
+        """The sizes of a launch.
+
+        E: inputs of the output projection; Q: columns of the next qkv, or None.
+        """
         wide = D >= _WIDE_FROM and all(n % 128 == 0 for n in (D, F, Q or 0))
         deep = not wide and all(n % 128 == 0 for n in (D, E, F))
         step, tile = slot = 128 if deep else 64, 128 if wide else 64

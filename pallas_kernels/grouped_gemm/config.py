@@ -57,11 +57,11 @@ def choose_config(
 
     Args:
         tile_rows: R.
-        tiles: at most.
+        tiles: most tiles of the work list.
         num_experts: J.
         matrices, columns, depth: W, E and D.
-        bits: of a weight.
-        scale_bytes: of scales that come with each weight.
+        bits: bits of a weight.
+        scale_bytes: bytes of scales that come with each weight.
     """
     many = tile_rows >= _MANY_ROWS
     consumers = _consumers(matrices * tile_rows, columns) if many else 1

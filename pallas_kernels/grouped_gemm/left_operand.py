@@ -18,7 +18,7 @@ class Item:
     """A work item of a CTA.
 
     Attributes:
-        expert, column: int32, the first column of the CTA's tile.
+        expert, column: int32, the expert and the first column of the CTA's tile.
         own: first of the warpgroup's columns in the tile.
         rows: R.
     """
@@ -40,8 +40,8 @@ class Stages:
 
     Attributes:
         first: int32, blocks of the items before.
-        blocks: of the item.
-        count: pipeline stages.
+        blocks: number of blocks of the item.
+        count: number of pipeline stages.
         full, empty: barriers, one per stage.
     """
 

@@ -49,7 +49,7 @@ def refusal(
 
     Args:
         depth, width: D and I.
-        dtype: of the rows.
+        dtype: dtype of the rows.
         blocks: (outputs, inputs) that share a scale, of each weight in few bits; None for channels.
     """
     if jnp.dtype(dtype).itemsize != 2:
@@ -104,10 +104,10 @@ def experts(
     Args:
         h: bfloat16, or float16 as the weights; see ``refusal``.
         chosen: the experts of each row; J for none.
-        weights: of their results.
-        up, down: weights of all experts; entry 0 of the third axis of ``up`` is the gate. Of those
-            in few bits, W is 2 and 1.
-        up_bias, down_bias: of all experts, any float dtype; or None.
+        weights: weights of the chosen experts' results.
+        up, down: weights of all experts; entry 0 of the third axis of ``up`` is the gate. In few
+            bits, W is 2 and 1.
+        up_bias, down_bias: biases of all experts, any float dtype; or None.
         activation: (gate, up), both float32, to the activated rows; None for SwiGLU.
         num_elsewhere: experts of other devices, which compute the rest of the sum.
 
@@ -139,7 +139,7 @@ def experts(
 def _work_list(
     chosen: Int[Array, "T X"], num_experts: int, rows: int, num_elsewhere: int
 ) -> WorkList:
-    """By one kernel where there are few pairs; a single row that has all its experts takes none."""
+    """The work list, by one kernel for few pairs; a single row with all its experts takes none."""
     several = len(chosen) > 1 or num_elsewhere > 0
     if several and work_list_mosaic.refusal(chosen.size, num_experts) is None:
         return work_list_mosaic.make_work_list_mosaic(chosen, num_experts, rows)

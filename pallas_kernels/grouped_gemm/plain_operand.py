@@ -20,7 +20,7 @@ _ACC = plgpu.WGMMAAccumulatorRef
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlainWeights(LeftOperand):
-    """[J, D, W, E]."""
+    """Weights [J, D, W, E] in the dtype of the rows."""
 
     weight: Float[Array, "J D W E"]
 
@@ -37,7 +37,7 @@ class PlainWeights(LeftOperand):
 
     @property
     def copies(self) -> int:
-        """One for each matrix."""
+        """Copies of a stage: one for each matrix."""
         return self.shape[2]
 
     def scratch(self, config: GroupedConfig) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def store_pairs(ref, value, pairs, weights, column) -> None:
     Rows with a negative p are not stored.
 
     ref: float32 [X, T, D] in GMEM; value: float32 [64, R] in WGMMA layout; pairs and weights: [R],
-    of `load_pairs`; column: int32.
+    the results of `load_pairs`; column: int32.
     """
     top_k = ref.shape[0]
 

@@ -50,13 +50,14 @@ def grouped_gemm(
         name: kernel name in profiles.
         x: the rows of all slots, bfloat16 or float16; those of empty slots may be any numbers. A
             single row is that of the first slot of every tile.
-        w: for rows of this dtype; D is a multiple of ``block_k``, E of 64 * ``consumers``.
+        w: the weights, for rows of x's dtype; D is a multiple of ``block_k``, E of
+            64 * ``consumers``.
         work: the tiles.
         config: tile sizes.
         out: shape and dtype of the output.
         epilogue: called with (operands in GMEM, output in GMEM, W sums, each float32 [64, R] in
             WGMMA layout: columns by rows; expert, first slot, first column); stores the sums.
-        operands: of the epilogue.
+        operands: further arrays that the epilogue reads.
         prologue: called with (operands in GMEM, first slot) before the products of an item, so that
             its loads are over when they are; the epilogue gets its result in place of the operands.
     """

@@ -48,7 +48,7 @@ class WidenedWeights(LeftOperand):
 
     @property
     def copies(self) -> int:
-        """One for each matrix, and one for scales of groups."""
+        """Copies of a stage: one for each matrix, and one for scales of groups."""
         return self.shape[2] + self._has_groups
 
     @property
@@ -57,7 +57,7 @@ class WidenedWeights(LeftOperand):
 
     @property
     def scale_bytes(self) -> float:
-        """Of scales in shared memory, for each weight."""
+        """Bytes of scales in shared memory for each weight."""
         if not self._has_groups:
             return 0
         assert self.weight.block is not None

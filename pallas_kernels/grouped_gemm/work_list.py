@@ -29,7 +29,7 @@ class WorkList:
     Attributes:
         tile_expert: the expert of each tile; unspecified from ``num_tiles`` on.
         num_tiles: tiles that have rows.
-        slot_pair: the pair of each slot, row * X + which of its X experts; -1 of empty slots.
+        slot_pair: the pair of each slot, row * X + which of its X experts; -1 for empty slots.
         pair_slot: the slot of each pair; the number of slots for a pair without an expert.
     """
 
@@ -59,7 +59,7 @@ def tile_rows(pairs: int, num_experts: int) -> int:
 
 
 def max_tiles(pairs: int, num_experts: int, rows: int) -> int:
-    """Tiles of any routing at most: each of the experts with pairs has one that is not full."""
+    """Most tiles of any routing: each of the experts with pairs has one that is not full."""
     touched = min(pairs, num_experts)
     return touched + (pairs - touched) // rows
 
@@ -74,9 +74,9 @@ def make_work_list(
     """The work list of a routing.
 
     Args:
-        experts: of each row; ``num_experts`` or more for none.
+        experts: the experts of each row; ``num_experts`` or more for none.
         num_experts: J, of this device.
-        rows: of a tile; None for `tile_rows` of all experts.
+        rows: rows of a tile; None for `tile_rows` of all experts.
         num_elsewhere: experts of other devices, whose pairs are none of this device. Any number of
             pairs may be.
     """
@@ -134,7 +134,7 @@ def _rank_by_comparing(expert: Int[Array, " pairs"], counts: Array) -> Int[Array
 def _rank_by_sorting(
     expert: Int[Array, " pairs"], counts: Int[Array, " J"]
 ) -> Int[Array, " pairs"]:
-    """The same for many pairs."""
+    """How many pairs before each have its expert: by sorting, for many pairs."""
     order = jnp.argsort(expert, stable=True)
     first = jnp.append(jnp.cumsum(counts) - counts, counts.sum())
     rank = jnp.arange(len(expert)) - first[expert[order]]

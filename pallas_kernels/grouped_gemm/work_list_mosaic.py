@@ -61,9 +61,9 @@ def make_work_list_mosaic(experts: Int[Array, "T X"], num_experts: int, rows: in
     """The work list of a routing, as `work_list.make_work_list`.
 
     Args:
-        experts: of each row; ``num_experts`` or more for none.
+        experts: the experts of each row; ``num_experts`` or more for none.
         num_experts: J.
-        rows: of a tile.
+        rows: rows of a tile.
 
     Raises:
         ValueError: sizes the kernel does not take.

@@ -38,12 +38,13 @@ def experts(
     Args:
         h: rows.
         chosen: the experts of each row; J for none.
-        weights: of their results.
+        weights: weights of the chosen experts' results.
         up, down: weights of all experts, [J, D, A, I] and [J, I, D]; or what is stored of them,
             arrays with J first.
-        activation: from float32.
-        up_bias, down_bias: of all experts, or None.
-        widen_up, widen_down: from what is stored of one expert to its weight [D, A, I] or [I, D].
+        activation: function of the float32 products that gives the activated rows.
+        up_bias, down_bias: biases of all experts, or None.
+        widen_up, widen_down: functions from what is stored of one expert to its weight [D, A, I] or
+            [I, D].
         differentiable: compute all tiles, also those without rows, so that gradients can be taken.
         num_elsewhere: experts of other devices, which compute the rest of the sum.
     """

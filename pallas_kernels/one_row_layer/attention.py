@@ -57,14 +57,14 @@ def rotated_heads(
 
     Args:
         words: int32 GMEM.
-        tables: SMEM, of `tables`.
+        tables: SMEM, written by `tables`.
         heads: float32 [heads + 2, H] SMEM: queries times scale * log2(e), key, value.
-        new_scores: float32 [heads] SMEM: of the queries with the new key.
+        new_scores: float32 [heads] SMEM: scores of the queries with the new key.
         unit: int32, KV head * passes + pass.
         has_new: int32, 1 if the new token is of this unit's split, else 0.
-        sizes: of the layer.
-        scale: of the scores.
-        eps: of the norms.
+        sizes: the layer's sizes.
+        scale: factor of the scores.
+        eps: the norms' epsilon.
         normed, biased: whether there are norms and biases.
     """
     H, A = sizes.H, sizes.group + 2
@@ -152,7 +152,7 @@ def rotated_heads(
 def write_kv(tables, heads, k_pages, v_pages, kv_head, sizes: LayerSizes) -> None:
     """Store the new key and value of a KV head in its pages, if the slot is not negative.
 
-    tables, heads: SMEM, of `tables` and `rotated_heads`. k_pages, v_pages: bfloat16
+    tables, heads: SMEM, written by `tables` and `rotated_heads`. k_pages, v_pages: bfloat16
     [P, K, 64, H] GMEM. kv_head: int32.
     """
     run, places = 4, TablePlaces.of(sizes)
@@ -242,13 +242,13 @@ def send_attention(
     """Merge the warps and the new token, and send the partial result of each head.
 
     Args:
-        state: as in `attended`.
-        heads, new_scores: SMEM, of `rotated_heads`.
+        state: the state of `attended`.
+        heads, new_scores: SMEM, written by `rotated_heads`.
         by_warp: float32 [WARPS, heads, head_words] SMEM.
         words: int32 GMEM.
         unit, split: int32.
         has_new: int32, 1 if the new token is of this split, else 0.
-        sizes: of the layer.
+        sizes: the layer's sizes.
     """
     H, blocks, count = sizes.H, sizes.head_blocks, sizes.heads
 
@@ -299,9 +299,9 @@ def send_attention(
 
 
 def _scattered(values):
-    """Of the sums of 8 numbers over the lanes that differ in bits 3 and 4, two for each lane.
+    """Sum 8 numbers over the lanes that differ in bits 3 and 4; each lane gets two of the sums.
 
-    Lane group g, the number in these bits, gets numbers 2 g and 2 g + 1.
+    Lane group g, the number in these bits, gets sums 2 g and 2 g + 1.
     """
     group = div(lane(), CHUNK)
     for bit in (1, 0):

@@ -44,7 +44,7 @@ class Ring:
         blocks: bfloat16 [stages, 2, 64, 64] SMEM.
         weights: the same memory, for weights: [stages, 2, 64, 128 bytes].
         full, empty: barriers of the stages.
-        stages, under_way: as above.
+        stages, under_way: number of stages, and most stages that are copied at the same time.
         words: float32 SMEM, each stage's words of `StageScales`; None without.
     """
 
@@ -90,7 +90,7 @@ class LayerCta:
     """A CTA's part of the layer.
 
     ``few_bits`` has the four products by name, or none with 16-bit weights; ``begun_position`` is
-    the row's, a load that was `begun`, or None as long as only weights may be read.
+    the row's position, a load that was `begun`, or None as long as only weights may be read.
     """
 
     sizes: LayerSizes
@@ -110,9 +110,9 @@ class LayerCta:
     # The units of a CTA, the same for producer and consumers
 
     def _for_units(self, product: Product, run, number):
-        """The stages used after all units, of ``number`` before.
+        """Run all units; the stages used after them, with ``number`` used before.
 
-        ``run(i, tile, split, first step, steps, number)`` for the i-th unit.
+        It calls ``run(i, tile, split, first step, steps, number)`` for the i-th unit.
         """
 
         def step(i, number):
@@ -129,7 +129,7 @@ class LayerCta:
 
     @property
     def _position(self):
-        """Of the row, at least 0."""
+        """Position of the row, at least 0, int32."""
         return jnp.maximum(arrived(self.begun_position), 0)
 
     @property
@@ -149,7 +149,7 @@ class LayerCta:
     # Producer
 
     def produce_qkv(self):
-        """Copy the weights of the first product; the number of stages used."""
+        """Copy the weights of the first product; return the number of stages used."""
         return self._produce(self.sizes.qkv, "qkv", jnp.int32(0))
 
     def produce(self, other, number=None) -> None:
@@ -356,7 +356,7 @@ class LayerCta:
 
 
 def _blocks(weight, product: Product, firsts, depth):
-    """The two blocks of a stage; weight: [D, X], or [X, D] of few bits."""
+    """The two blocks of a stage; weight: [D, X], or [X, D] in few bits."""
     if product.bits < 16:
         return [weight.at[pl.ds(first, TILE), pl.ds(depth, product.step)] for first in firsts]
     further = TILE if product.is_deep else 0

@@ -1,8 +1,8 @@
 """Products of a row in shared memory with blocks of few-bit weights, by the consumer threads.
 
-As `gemv`, but a block has 64 lines of 128 bytes, a line for each column, and a thread widens its
-weights in registers. Of a block, a warp has 16 columns and one half of each line; lane 4 i + t has
-run t of 16 bytes of that half, of columns `line_of` (i) of each eight.
+It works as `gemv`, but a block has 64 lines of 128 bytes, a line for each column, and a thread
+widens its weights in registers. A warp has 16 columns of a block and one half of each line; lane
+4 i + t has run t of 16 bytes of that half, of columns `line_of` (i) of each eight.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -67,7 +67,7 @@ class FewBits:
     Attributes:
         values: name of their dtype.
         channels: float [X] GMEM, a scale for each column X of all matrices, or None.
-        scales: those that change along the depth, or None.
+        scales: scales that change along the depth, or None.
     """
 
     values: str
@@ -83,7 +83,7 @@ class Stage:
         blocks: SMEM, 2 x 64 lines of 128 bytes.
         first: int32, the number of the row that its first inputs are multiplied with.
         depth: int32, its first input.
-        words: SMEM, of `StageScales`; None with scales of channels.
+        words: SMEM, the stage's words of `StageScales`; None with scales of channels.
     """
 
     blocks: Any
@@ -93,9 +93,9 @@ class Stage:
 
 
 def multiplied(sums, stages: list[Stage], row: Row, weights: FewBits, columns: tuple):
-    """The sums with the products of both blocks of some stages; those of channels are not scaled.
+    """The sums with the products of both blocks of some stages, without scales of channels.
 
-    sums: a state, as of `gemv.no_sums`. columns: int32, first of each block.
+    sums: a state, as of `gemv.no_sums`. columns: int32, first column of each block.
     """
     values, scales, count = weights.values, weights.scales, len(stages)
     bits = 4 if values == "int4" else 8
@@ -165,7 +165,8 @@ def multiplied(sums, stages: list[Stage], row: Row, weights: FewBits, columns: t
 def channel_scales(scale, columns: tuple):
     """A state whose first number is the scale of the column that a thread sends.
 
-    scale: float [X] GMEM, of the columns X of all matrices. columns: int32, first of each block.
+    scale: float [X] GMEM, scales of the columns X of all matrices. columns: int32, first column of
+    each block.
     """
 
     def emit(scale, *columns):

@@ -1,8 +1,8 @@
 """Products of a row in shared memory with blocks of weights, by the consumer threads.
 
 Tensor cores take 16 columns of the weights as the rows of one matrix, and the row as a column of
-another, whose other columns are not used. Of a block of 64 x 64, a warp has 16 columns and half of
-the depth.
+another, whose other columns are not used. A warp has 16 columns and half of the depth of a block of
+64 x 64.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -46,7 +46,7 @@ CHAINS = 2  # of sums that stages take in turns
 
 
 def no_sums():
-    """Sums of nothing: in each chain, four of each block of a stage."""
+    """Sums of nothing: each chain has four sums for each block of a stage."""
     return filled(CHAINS, 0.0)
 
 
@@ -109,8 +109,9 @@ def _transposed(address):
 def mma(weights, pairs, sums, kind: str = "bf16"):
     """Four sums with the products of 16 columns of the weights and the row, 16 deep.
 
-    weights: four pairs, of columns i and i + 8 of the lane 4 i + t, then those 8 deeper. pairs: of
-    the row, two. sums: of both columns, twice each. kind: of weights and row, bf16 or f16.
+    weights: four pairs, of columns i and i + 8 of the lane 4 i + t, then those 8 deeper. pairs: two
+    pairs of the row. sums: four sums, two of each column. kind: dtype of weights and row, bf16 or
+    f16.
     """
     number = ir.F32Type.get()
     found = llvm.inline_asm(
@@ -134,8 +135,8 @@ def send_sums(sums, scratch, target, firsts: tuple, factors=None, line_of=None) 
         target: int32 [words] GMEM, or float32 [X] GMEM for an output of the kernel.
         firsts: int32, index of the first column of each there.
         factors: a state whose first number is what the column is multiplied with, or None.
-        line_of: the column, of eight, of a row of an mma's left operand; None where they are in
-            order.
+        line_of: function from a row of an mma's left operand to its column, of eight; None where
+            they are in order.
     """
     count = len(firsts)
 

@@ -66,8 +66,8 @@ class LayerWords:
     """The words of two launches, which take turns.
 
     Attributes:
-        current: those of the next launch, all ``EMPTY``.
-        other: those of the launch before, which the next one empties.
+        current: words of the next launch, all ``EMPTY``.
+        other: words of the launch before, which the next one empties.
     """
 
     current: Int32[Array, " X"]
@@ -75,7 +75,7 @@ class LayerWords:
 
     @classmethod
     def empty(cls, sizes: LayerSizes) -> "LayerWords":
-        """Before the first launch of a step, which empties ``other`` whatever it holds.
+        """The words before the first launch of a step, which empties ``other`` whatever it holds.
 
         Its zeros keep the two arrays apart: see `mosaic_emit`, "Arrays that a kernel writes".
         """
@@ -101,8 +101,8 @@ def refusal(
 ) -> str | None:
     """Why the kernel cannot compute a layer of these sizes, or None.
 
-    values, group, zero_points: of few-bit weights, as in `few_bit_refusal`; values are None for
-    weights in 16 bits.
+    values, group, zero_points: how few-bit weights are stored, see `few_bit_refusal`; values are
+    None for weights in 16 bits.
     """
     if rows != 1:
         return f"{rows} rows; it takes one"
@@ -131,7 +131,7 @@ def refusal(
 
 
 def layer_sizes(D: int, N: int, K: int, H: int, F: int, values: str | None) -> LayerSizes:
-    """On this GPU; values: of few-bit weights, or None."""
+    """The layer's sizes on this GPU; values: scheme of few-bit weights, or None for 16 bits."""
     return LayerSizes(D, N, K, H, F, num_sms(), 16 if values is None else BITS[values])
 
 
@@ -178,16 +178,16 @@ def decoder_layer(
 
     Args:
         x, update: the residual stream and what the layer before adds to it.
-        weights: of the layer.
-        cos, sin: float32, of the row's position.
+        weights: the layer's weights.
+        cos, sin: float32, those of the row's position.
         k_pages, v_pages: bfloat16; the row's key and value are written in place.
         page_table: int32; row 0 lists the pages of the sequence.
-        positions: int32, of the row: it attends to itself and all tokens before. Negative for
-            padding, whose result is not used.
+        positions: int32, the row's position: it attends to itself and all tokens before. Negative
+            for padding, whose result is not used.
         slots: int32, where its key and value are stored, page * S + offset; negative for nowhere.
-        words: of this launch and the one before.
-        scale: of the scores.
-        eps, head_eps: of the norms, and of those of queries and keys.
+        words: words of this launch and the one before.
+        scale: factor of the scores.
+        eps, head_eps: epsilon of the layer's norms, and of the norms of queries and keys.
         early_weights: whether no kernel of the program writes the weights, so that they may be read
             before the kernels before have ended.
 

@@ -52,7 +52,7 @@ def normed_row(
     words_at=None,
     meanwhile: Meanwhile | None = None,
 ) -> None:
-    """row = RMSNorm(residual + sum of the update), whose sum also goes to ``stream`` and ``out``.
+    """row = RMSNorm(residual + sum of the update); that sum also goes to ``stream`` and ``out``.
 
     Args:
         residual: bfloat16 [1, D] GMEM, or ``stream`` itself.
@@ -60,12 +60,12 @@ def normed_row(
         out: bfloat16 [1, D] GMEM, written by CTA 0; None for no output.
         weight: bfloat16 [D] GMEM, or float32 [D] SMEM.
         stream: float32 [D] SMEM.
-        row: of D numbers or more.
+        row: the result, a row of D numbers or more.
         scratch: float32 [WARPS] SMEM.
         cta: int32.
-        eps: of the norm.
+        eps: the norm's epsilon.
         words_at: (first word, splits) of the update among the words; None for an array.
-        meanwhile: emitted with it, to the end of both before the last barrier.
+        meanwhile: work that is emitted with the norm and ends before its last barrier.
     """
     [D] = stream.shape[:1]
     refs = [residual, summands, weight, stream, scratch, *([] if out is None else [out])]
@@ -123,7 +123,7 @@ def normed_row(
 def merged_row(words, row: Row, first_head, splits, sizes: LayerSizes) -> None:
     """row = the attention of the heads of a unit of the output projection, merged.
 
-    words: int32 GMEM. first_head: int32. splits: int32, those of the KV that have tokens.
+    words: int32 GMEM. first_head: int32. splits: int32, KV splits that have tokens.
     """
     H, heads, most = sizes.H, sizes.N // sizes.output.splits, sizes.kv_splits
     runs = heads * H // _RUN

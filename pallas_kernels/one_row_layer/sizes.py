@@ -6,7 +6,7 @@ TILE = 64
 """Columns of a block of weights, and tokens of a page."""
 
 LINE_BITS = 1024
-"""Of the inputs that a block of few-bit weights has of each column."""
+"""Bits of a line: the inputs that a block of few-bit weights has of each column."""
 
 _MAX_HEAD_BLOCKS = 8  # (query heads of a unit) * (blocks of 64 dims), whose sums a thread holds
 _MAX_KV_SPLITS = 16
@@ -20,16 +20,17 @@ _UNIT_STEPS, _FEW_BIT_UNIT_STEPS = 2.0, 0.5
 class Product:
     """A product with one row, divided into units of one tile of columns and one split of the depth.
 
-    A pipeline stage has two blocks of weights. Of 16-bit weights, a block has 64 inputs of 64
-    columns: those of one matrix are neighbours in depth, those of two have the same inputs. Of
-    few-bit weights, a block has 128 bytes of inputs of 64 columns, and both have the same inputs.
+    A pipeline stage has two blocks of weights. A block of 16-bit weights has 64 inputs of 64
+    columns: the two blocks of one matrix are neighbours in depth, those of two matrices have the
+    same inputs. A block of few-bit weights has 128 bytes of inputs of 64 columns, and both blocks
+    have the same inputs.
 
     Attributes:
-        matrices: one or two.
-        columns: of each matrix.
-        depth: inputs.
-        splits: of the depth.
-        bits: of a weight.
+        matrices: number of matrices, one or two.
+        columns: columns of each matrix.
+        depth: number of inputs.
+        splits: number of splits of the depth.
+        bits: bits of a weight.
     """
 
     matrices: int
@@ -62,12 +63,12 @@ class Product:
 
     @property
     def tiles(self) -> int:
-        """Of the columns."""
+        """Number of tiles of the columns."""
         return self.columns // self.tile
 
     @property
     def units(self) -> int:
-        """Unit u has tile u % tiles and split u // tiles."""
+        """Number of units; unit u has tile u % tiles and split u // tiles."""
         return self.tiles * self.splits
 
     def first_columns(self, tile) -> list:
@@ -87,8 +88,8 @@ class LayerSizes:
 
     Attributes:
         D, N, K, H, F: axes of the model.
-        ctas: that run at the same time, one an SM.
-        bits: of a weight.
+        ctas: number of CTAs that run at the same time, one an SM.
+        bits: bits of a weight.
     """
 
     D: int
@@ -127,12 +128,12 @@ class LayerSizes:
 
     @property
     def qkv(self) -> Product:
-        """Of the normed row with the weights of queries, keys and values."""
+        """The product of the normed row with the weights of queries, keys and values."""
         return self._product(1, (self.N + 2 * self.K) * self.H, self.D)
 
     @property
     def output(self) -> Product:
-        """Of the merged attention; a split has whole query heads and whole steps."""
+        """The product of the merged attention; a split has whole query heads and whole steps."""
         whole = Product(1, self.D, self.N * self.H, 1, self.bits)
         most = max(1, min(self.ctas // whole.tiles, self.N, _MAX_SPLITS))
         splits = (s for s in range(most, 0, -1) if self.N % s == 0 and whole.steps % s == 0)
@@ -140,12 +141,12 @@ class LayerSizes:
 
     @property
     def gate_up(self) -> Product:
-        """Of both matrices."""
+        """The product of the normed row with the gate and up matrices."""
         return self._product(2, self.F, self.D)
 
     @property
     def down(self) -> Product:
-        """Of the activated row."""
+        """The product of the activated row with the down matrix."""
         return self._product(1, self.D, self.F)
 
     def _product(self, matrices: int, columns: int, depth: int) -> Product:
@@ -153,7 +154,7 @@ class LayerSizes:
         steps, of_unit = whole.steps, _UNIT_STEPS if self.bits == 16 else _FEW_BIT_UNIT_STEPS
 
         def slowest(splits: int) -> float:
-            """Steps of the CTA with the most, and what its units and all splits cost beside."""
+            """Steps of the CTA with the most, plus the cost of its units and of all splits."""
             units = -(-whole.tiles * splits // self.ctas)
             return units * (-(-steps // splits) + of_unit) + splits / 4
 
@@ -172,7 +173,7 @@ class LayerSizes:
 
     @property
     def head_words(self) -> int:
-        """Of a partial result of one head: H sums, the largest score, the sum of weights."""
+        """Words of a partial result of one head: H sums, the largest score, the sum of weights."""
         return self.H + 4  # keeps runs of 4 words together
 
     @property

@@ -27,7 +27,7 @@ _INVERSE = (2 * 127 + _BELOW - 1) << 23  # minus the exponent bits of a number: 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """Of 16-bit weights, or of few-bit ones, which have powers.
+    """A row for 16-bit weights, or for few-bit weights, whose rows have powers.
 
     Attributes:
         numbers: SMEM, bfloat16 [columns]; or float16 [`padded` (columns)].
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def refs(self) -> tuple[Any, ...]:
-        """For emitted code."""
+        """The Refs that emitted code takes: ``numbers``, and ``powers`` if there are any."""
         return (self.numbers,) if self.powers is None else (self.numbers, self.powers)
 
 

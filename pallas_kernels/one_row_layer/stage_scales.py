@@ -1,8 +1,8 @@
 """Scales and zero points of few-bit weights that change along the depth.
 
-The producer copies those of a stage into shared memory beside its blocks (``cp.async``, which the
-stage's barrier counts as one more arrival). A copy has four bytes, those around the number: threads
-that use it take it out of them.
+The producer copies the numbers of a stage into shared memory beside its blocks (``cp.async``, which
+the stage's barrier counts as one more arrival). A copy has the four bytes around a number: threads
+that use the number take it out of them.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -33,7 +33,7 @@ from rjax.pallas_kernels.one_row_layer.threads import equal, load, select, share
 from rjax.pallas_kernels.tma_copy import last_copy_barrier
 
 STAGE_COLUMNS = 2 * TILE
-"""Of both blocks of a stage."""
+"""Columns of the two blocks of a stage."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class StageScales:
     parts: int
 
     def copy(self, words, *, columns, depth) -> None:
-        """Start to copy those of a stage, by all threads of the producer.
+        """Start to copy the scales and zero points of a stage, by all threads of the producer.
 
-        words: float32 [kinds * parts, `STAGE_COLUMNS`] SMEM, of the stage. columns: int32, first of
-        each block. depth: int32, first input of both.
+        words: float32 [kinds * parts, `STAGE_COLUMNS`] SMEM, the stage's words. columns: int32,
+        first column of each block. depth: int32, first input of both.
         """
         references = [plgpu.RefType()] * (1 + len(self.refs))
 

@@ -34,7 +34,7 @@ class TablePlaces:
     """Where each array begins in the tables, float32 [size] SMEM.
 
     ``cos`` and ``sin`` are [H / 2], ``q_norm`` and ``k_norm`` [H], ``mlp_norm`` [D], ``biases``
-    [A, H], of the KV head of the CTA's unit; ``slot`` has the bits of one int32.
+    [A, H], those of the KV head of the CTA's unit; ``slot`` has the bits of one int32.
     """
 
     sin: int
@@ -48,7 +48,7 @@ class TablePlaces:
 
     @classmethod
     def of(cls, sizes: LayerSizes) -> "TablePlaces":
-        """Those of a layer."""
+        """The places for a layer's sizes."""
         H, D = sizes.H, sizes.D
         slot = 3 * H + D
         biases = slot + 4  # keeps runs of 4 numbers together
@@ -57,10 +57,10 @@ class TablePlaces:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Meanwhile:
-    """Work that is emitted into that of others.
+    """Work that is emitted into the code of another function.
 
     Attributes:
-        refs, scalars: that it needs.
+        refs, scalars: Refs and scalars that it needs.
         begin: called with both, before anything waits; starts loads.
         end: called with both and the result of ``begin``.
     """
@@ -72,14 +72,14 @@ class Meanwhile:
 
 
 def tables(inputs: dict[str, Any], target, kv_head, sizes: LayerSizes) -> Meanwhile:
-    """Copies the arrays to SMEM.
+    """Work that copies the arrays to SMEM.
 
     Args:
         inputs: GMEM: float32 ``cos`` and ``sin`` [1, H / 2]; int32 ``slots`` [1]; ``mlp_norm`` [D];
             ``q_norm`` and ``k_norm`` [H], or neither; ``qkv_bias`` [K, A, H], or none.
         target: float32 [size] SMEM.
-        kv_head: int32.
-        sizes: of the layer.
+        kv_head: int32, the KV head of the CTA's unit.
+        sizes: the layer's sizes.
     """
     places, H = TablePlaces.of(sizes), sizes.H
     parts = [

@@ -39,20 +39,20 @@ LOG2_E = 1.4426950408889634
 _WARP = 32
 _TILE_ROWS = 8
 LINE_BYTES = 128
-"""Of a row of a block in shared memory."""
+"""Bytes of a row of a block in shared memory."""
 _BARRIER = 9  # of the hardware's 16; Pallas uses the first few
 
 
 BLOCK_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-"""Of a block in shared memory."""
+"""Tiling and swizzle transforms of a block in shared memory."""
 
 
 def simt(function, refs, scalars=(), states=(), returns: tuple[int, ...] = (), blocks=()) -> Any:
     """Emit ``function(*blocks, *refs, *scalars, *states)``.
 
-    refs: GMEM or SMEM. scalars: int32. states: of `state_layout`, passed as lists of lists of 8
-    float32 values. returns: registers of each state that the function returns. blocks: SMEM, with
-    `BLOCK_TRANSFORMS`.
+    refs: GMEM or SMEM. scalars: int32. states: arrays in `state_layout`, passed as lists of lists
+    of 8 float32 values. returns: registers of each state that the function returns. blocks: SMEM,
+    with `BLOCK_TRANSFORMS`.
     """
     refs = (*blocks, *refs)
     types = (
@@ -80,7 +80,7 @@ STATE = CHUNK * THREADS  # numbers of a warpgroup, 8 a thread
 
 
 def state_layout(registers: int):
-    """Of 8 float32 numbers a thread and register, which a loop carries."""
+    """Layout of a state that a loop carries: 8 float32 numbers a thread and register."""
     return plgpu.Layout.WG_STRIDED((STATE * registers,), vec_size=CHUNK)
 
 
@@ -270,7 +270,7 @@ def store(ref, indices, values) -> None:
 
 
 def _halves(pair):
-    """Two bfloat16 in an int32, as float32: they are the high halves of such."""
+    """Two bfloat16 in an int32, as float32: a bfloat16 is the high half of a float32."""
     halves = arith.shli(pair, i32(16)), arith.andi(pair, i32(-65536))
     return [arith.bitcast(ir.F32Type.get(), half) for half in halves]
 
@@ -281,7 +281,7 @@ def _pair(low, high, kind: str):
 
 
 def _shared_place(ref, indices) -> tuple[Any, int]:
-    """(int32 address, constant bytes behind it) in SMEM: 32 bits, as few instructions as can be."""
+    """(int32 address, constant bytes behind it) in SMEM, in as few instructions as possible."""
     strides, _ = ir.MemRefType(ref.type).get_strides_and_offset()
     address, constant = shared_address(ref), 0
     itemsize = mgpu.utils.bitwidth(ref.type.element_type) // 8

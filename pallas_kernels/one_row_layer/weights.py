@@ -13,7 +13,7 @@ from rjax.pallas_kernels.one_row_layer.stage_scales import StageScales
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 
 BITS = {"fp8": 8, "int8": 8, "int4": 4}
-"""Of a weight of each few-bit scheme that the kernel takes."""
+"""Bits of a weight, for each few-bit scheme that the kernel takes."""
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 
@@ -25,11 +25,11 @@ class LayerWeights:
     """The arrays of a layer, bfloat16; those of norms may be float32.
 
     Attributes:
-        attention_norm, mlp_norm: of the RMS norms before both halves.
-        qkv: for each KV head its queries, its key, its value.
-        qkv_bias: its bias, or None.
-        q_norm, k_norm: of RMS norms of queries and keys, or None.
-        output, gate_up, down: of the other projections; gate before up, two matrices as a
+        attention_norm, mlp_norm: weights of the RMS norms before both halves.
+        qkv: weights of the projection to each KV head's queries, its key, its value.
+        qkv_bias: bias of ``qkv``, or None.
+        q_norm, k_norm: weights of the RMS norms of queries and keys, or None.
+        output, gate_up, down: weights of the other projections; gate before up, two matrices as a
             ScaledWeight.
     """
 
@@ -68,7 +68,7 @@ class LayerWeights:
         }
 
     def operands(self) -> dict[str, Array]:
-        """Those of the kernel, by name."""
+        """The operands of the kernel, by name."""
         found = {"attention_norm": self.attention_norm, "mlp_norm": self.mlp_norm}
         for name in PRODUCTS:
             weight = getattr(self, name)
@@ -84,7 +84,7 @@ class LayerWeights:
         return found
 
     def few_bits(self, refs: dict[str, Any]) -> dict[str, FewBits]:
-        """Of each product with few-bit weights; refs: GMEM, of ``operands``."""
+        """How each product's few-bit weights are stored; refs: GMEM, those of ``operands``."""
         found = {}
         for name in PRODUCTS:
             weight = getattr(self, name)
@@ -117,8 +117,8 @@ def few_bit_refusal(
 ) -> str | None:
     """Why the kernel cannot take weights of a few-bit scheme, or None.
 
-    depths: inputs of the products. values: such as "fp8". group: inputs that share a scale; None
-    for scales of channels.
+    depths: inputs of the products. values: the scheme, such as "fp8". group: inputs that share a
+    scale; None for scales of channels.
     """
     if values not in BITS:
         return f"weights in {values}; it takes {', '.join(BITS)}"

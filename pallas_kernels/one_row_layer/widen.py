@@ -26,14 +26,14 @@ _SIXTEENTH = 0x2C002C00
 
 
 def slots(bits: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Two pairs, each (word, pair of it), of each mma of four words; the row's are neighbours."""
+    """Two pairs, each (word, pair in it), of each mma of four words; the row's are neighbours."""
     if bits == 4:
         return [((word, p), (word + 1, p)) for word in (0, 2) for p in range(PAIRS)]
     return [((word, 0), (word, 1)) for word in range(4)]
 
 
 def row_words(bits: int) -> int:
-    """Pairs of four words, as many as those of the row that they multiply."""
+    """Pairs of four words, which is the number of pairs of the row that they multiply."""
     return 4 * (PAIRS if bits == 4 else PAIRS_OF_BYTES)
 
 
@@ -74,7 +74,7 @@ def _of_byte(word, order: int):
 
 
 def _of_nibbles(word, zero_point) -> list[Any]:
-    """Of bits 0 to 3 and 4 to 7 of both halves."""
+    """Widened pairs (float16) of bits 0 to 3 and 4 to 7 of both halves of a word."""
     zero = i32(0) if zero_point is None else zero_point
     low_bias = mul(add(zero, _LOW_BIAS), _BOTH_HALVES)
     high_bias = mul(add(mul(zero, 16), _HIGH_BIAS), _BOTH_HALVES)

@@ -22,8 +22,8 @@ class PeerBuffers:
     """The exchange buffers of a call, inside the kernel.
 
     Attributes:
-        table: GMEM, of `Peers`, that of this device: [1, devices + 1, 2].
-        devices: that exchange.
+        table: GMEM, this device's part of the table of `Peers`, [1, devices + 1, 2].
+        devices: number of devices that exchange.
         slot: words of one sender's slot.
     """
 

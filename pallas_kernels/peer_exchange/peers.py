@@ -31,7 +31,7 @@ from jaxtyping import Array, Int32
 REGIONS = 3
 
 MAX_COLUMNS = 16384
-"""Of a row; more would not fit the registers of a CTA."""
+"""Most columns of a row; more would not fit the registers of a CTA."""
 
 MAX_PUSHED_BYTES = 8 << 20
 """Most bytes that a device pushes in one call, to all its peers together; with more, XLA's
@@ -51,9 +51,10 @@ class Peers:
     Both arrays are sharded over the devices along their first axis.
 
     Attributes:
-        table: of each device, the addresses of the buffers of devices 0 to X - 1 as (low, high)
+        table: one entry a device: the addresses of the buffers of devices 0 to X - 1 as (low, high)
             words, then (its index, 0).
-        state: of each device, (region of the next call, words of a slot that the last call used).
+        state: one entry a device: (region of the next call, words of a slot that the last call
+            used).
         capacity: most numbers of an update.
     """
 

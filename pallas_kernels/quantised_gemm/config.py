@@ -8,7 +8,7 @@ from rjax.pallas_kernels.mosaic_emit import num_sms
 WGMMA_M = 64  # outputs of a warpgroup
 MAX_TILE_ROWS = 128
 FEW_ROWS = 64
-"""With more, rows are cut into tiles, and a warpgroup multiplies each for two matrices."""
+"""A GEMM of more rows cuts them into tiles; a warpgroup multiplies each for two matrices."""
 _MAX_PROMOTED = 96  # rows times matrices: registers for sums and for products beside them
 PRODUCER_REGISTERS = 40  # per thread
 _REGISTERS = 65536  # of an SM
@@ -39,15 +39,15 @@ class GemmShape:
     """What a config is chosen for.
 
     Attributes:
-        rows: of a tile of the other operand, a multiple of 8.
-        row_tiles: that cover the operand.
+        rows: rows of a tile of the other operand, a multiple of 8.
+        row_tiles: number of tiles that cover the operand.
         matrices: W.
         outputs, depth: X and E.
-        bits, row_bits: of a weight and of an element of the rows.
-        interleaved: whether int4 weights are stored so.
+        bits, row_bits: bits of a weight and of an element of the rows.
+        interleaved: whether int4 weights are stored interleaved.
         resident_row: whether a CTA computes its one row first and keeps it (``gemv_row``).
         shares_sm: whether what computes it leaves registers for a second CTA of an SM.
-        row_read_bytes: that a CTA reads for it.
+        row_read_bytes: bytes that a CTA reads to compute its row.
         limbs: whether the row is multiplied as integers (``limb_row``).
     """
 
@@ -98,7 +98,7 @@ def consumer_registers(consumers: int) -> int:
 
 
 def configs(shape: GemmShape, *, may_split: bool) -> list[GemmConfig]:
-    """Those that fit, the shortest estimated time first; of equal ones, the fewest splits.
+    """The configs that fit, the shortest estimated time first; then the fewest splits.
 
     One consumer leaves room for two CTAs per SM, so that one streams weights while the other
     starts or ends.
@@ -141,7 +141,7 @@ def _fitting(shape: GemmShape, may_split: bool) -> Iterator[GemmConfig]:
 def _takes_turns(shape: GemmShape, consumers: int) -> bool:
     """Whether twice as many warpgroups may be faster: they convert weights for few rows.
 
-    Of two matrices, each converts enough between two waits.
+    With two matrices, each warpgroup converts enough between two waits.
     """
     few = shape.rows <= _ONE_COLUMN_BLOCK and shape.matrices == 1
     converts = shape.row_bits == 16 or shape.limbs
@@ -171,7 +171,7 @@ def _stage_bytes(shape: GemmShape, consumers: int, block_k: int) -> int:
 
 
 def _row_bytes(shape: GemmShape, columns: int) -> int:
-    """Of the resident row in shared memory, if there is one."""
+    """Bytes of the resident row in shared memory; 0 if there is none."""
     staged = 2 * columns if shape.limbs else 0
     return staged + shape.rows * shape.row_bits * columns // 8 if shape.resident_row else 0
 

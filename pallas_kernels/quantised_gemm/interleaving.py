@@ -2,8 +2,8 @@
 
 A thread loads eight values of 4 bits at once and wants pairs of neighbours in four places of
 wgmma's left operand. Interleaved values lie so that it loads what it needs: an 8 x 4 x 2 block of
-inputs in the order (thread, second of a pair, pair). A shift and a mask then give a pair. Of 8-bit
-values, it loads four and wants two pairs: a 2 x 4 x 2 block.
+inputs in the order (thread, second of a pair, pair). A shift and a mask then give a pair. With
+8-bit values, it loads four and wants two pairs: a 2 x 4 x 2 block.
 """
 
 import jax.numpy as jnp

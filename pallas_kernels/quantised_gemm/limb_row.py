@@ -80,8 +80,8 @@ class LimbRow(ConvertedRow):
     the products of each row of the atom, 0 for the stale ones.
 
     Attributes:
-        bits: of a weight. The limbs of each 32 columns are in the order in which the halves of the
-            bytes of interleaved int4 weights are multiplied (``upcast.load_sixteenfold``).
+        bits: bits of a weight. The limbs of each 32 columns are in the order in which the halves of
+            the bytes of interleaved int4 weights are multiplied (``upcast.load_sixteenfold``).
         zero_points: whether the weight has any.
     """
 
@@ -110,7 +110,7 @@ class LimbRow(ConvertedRow):
 
 
 def unit_of(bits: int) -> int:
-    """What a weight of 1 is multiplied as; bits: of a weight."""
+    """The integer that a weight of 1 is multiplied as; bits: bits of a weight."""
     return SIXTEENFOLD if bits == 4 else 1
 
 
@@ -150,7 +150,7 @@ def split(staged: StagedRow, largest, smem_row: SmemRow, *, interleaved: bool) -
 
     Args:
         staged: the slice.
-        largest: float32, of its absolute values.
+        largest: float32, the largest of its absolute values.
         smem_row: the result; columns beyond the slice are not written.
         interleaved: whether the columns are in the order of interleaved int4 weights.
     """

@@ -43,10 +43,10 @@ def refusal(
 
     Args:
         rows, depth, outputs: T, E, X.
-        dtype: of the rows.
-        values: of the weight.
+        dtype: dtype of the rows.
+        values: dtype of the weight's values.
         block: (outputs, inputs) that share a scale.
-        zero_points: whether there are any.
+        zero_points: whether the weight has any.
     """
     values, dtype = jnp.dtype(values), jnp.dtype(dtype)
     if values.name not in ("float8_e4m3fn", *_INTEGERS):
@@ -155,7 +155,7 @@ def gated_products(
 def _prepared(
     h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight
 ) -> Float[Array, "T E"] | QuantisedRows | RowSource:
-    """The rows that multiply the weight; a ValueError if they cannot."""
+    """The rows that multiply the weight; raise ValueError if they cannot."""
     _, X, E = weight.values.shape
     zero_points = weight.zero_points is not None
     T, depth = h.shape
@@ -197,7 +197,7 @@ def gemm_configs(
 
     Args:
         h: bfloat16, or QuantisedRows with fp8 weights. Shapes and dtypes are enough.
-        weight: as in ``quantised_gemm``.
+        weight: the weight, see ``quantised_gemm``.
     """
     may_split = weight.values.shape[0] == 1
     return configs(gemm_shape(h, weight), may_split=may_split)

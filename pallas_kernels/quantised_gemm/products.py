@@ -37,7 +37,7 @@ def multiply_fp8(totals, w_tiles, x_tile, scales: Scales, now: StageScales):
     """``totals`` plus the products of one stage; all wgmma are done on return.
 
     totals: W times float32 [64, R]; w_tiles: W times fp8 [64, 128] SMEM; x_tile: fp8 [R, 128] SMEM;
-    now: of the stage.
+    now: what changes along the depth, at this stage.
     """
 
     def products(*accs, tiles):

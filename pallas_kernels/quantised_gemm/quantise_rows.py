@@ -85,7 +85,7 @@ def add_rms_norm_quantise(
     def add_rms_norm_quantise_kernel(
         x_ref, update_ref, weight_ref, residual_ref, values_ref, scale_ref
     ):
-        """GMEM: as in ``normed_row``; residual [T, D], values [T, D], scale [1, R]."""
+        """GMEM: those of ``normed_row``; residual [T, D], values [T, D], scale [1, R]."""
         begin_kernel()
         row = lax.axis_index("row")
         inputs = (x_ref, update_ref, weight_ref)
@@ -100,7 +100,7 @@ def add_rms_norm_quantise(
 
 
 def _store_quantised(values_ref, scale_ref, row, value, layout) -> None:
-    """One row, 16-bit [E] in ``layout``, to values [T, E] and scale [1, R]."""
+    """Store one row, 16-bit [E] in ``layout``, to values [T, E] and scale [1, R]."""
     value = value.astype(jnp.float32)
     largest = jnp.maximum(jnp.max(jnp.abs(value)), MIN_ABS_MAX)
     values = (value * (LARGEST / largest)).astype(jnp.float8_e4m3fn)

@@ -67,7 +67,7 @@ def _largest(h, depth: int, scratch):
 
 
 def _factor(largest, smem_row: SmemRow):
-    """What the row is multiplied with; its scale is stored."""
+    """The factor that the row is multiplied with; stores the row's scale."""
     largest = jnp.maximum(largest, MIN_ABS_MAX)
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR))

@@ -13,7 +13,7 @@ GROUP = 128
 ROW_MULTIPLE = 8
 LARGEST = float(jnp.finfo(jnp.float8_e4m3fn).max)
 MIN_ABS_MAX = 2.0**-60
-"""Smallest largest value, so that rows of zeros do not divide by zero."""
+"""Lower bound of a row's largest value, so that rows of zeros do not divide by zero."""
 
 
 @no_type_check  # JAX also builds it with other leaves than arrays
@@ -26,7 +26,7 @@ class QuantisedRows:
         values: [T, E], float8_e4m3fn.
         scale: float32 [E / GROUP or 1, R], R is T rounded up to a multiple of 8; entries from T on
             are unspecified.
-        dtype: of the rows before.
+        dtype: dtype of the rows before quantisation.
     """
 
     values: Float[Array, "T E"]
@@ -54,7 +54,10 @@ def padded_rows(rows: int) -> int:
 
 
 def quantise_rows(h: Float[Array, "T E"], *, grouped: bool = False) -> QuantisedRows:
-    """The largest value of a row, or of a group of 128 inputs of it, becomes 448; in plain JAX."""
+    """Quantise rows in plain JAX: the largest value of a row or of a group of it becomes 448.
+
+    ``grouped`` says whether each group of 128 inputs of a row has a scale of its own.
+    """
     T, E = h.shape
     groups = E // GROUP if grouped else 1
     blocks = h.astype(jnp.float32).reshape(T, groups, -1)

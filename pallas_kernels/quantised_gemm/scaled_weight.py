@@ -43,7 +43,7 @@ class ScaledWeight:
 
     @property
     def bits(self) -> int:
-        """Of a value."""
+        """Bits of a value."""
         return 4 if self.values.dtype == jnp.int4 else 8
 
     @property

@@ -1,9 +1,9 @@
 """The scales and zero points that a consumer warpgroup applies to its products.
 
-Those of weights that change along the depth are prefetched into the L2 cache before the first
+Weight scales that change along the depth are prefetched into the L2 cache before the first
 weights, behind which they would wait for device memory. They are loaded one pipeline stage ahead
 and stay in registers until they are used: a few numbers per thread, whose latency is hidden by a
-stage's work. Those of channels are loaded first and used last. Those of groups of the rows come
+stage's work. Scales of channels are loaded first and used last. Scales of groups of the rows come
 with the rows, through shared memory.
 """
 
@@ -44,8 +44,9 @@ class StageScales:
     """What changes along the depth, at one pipeline stage, in registers.
 
     Attributes:
-        factors: of the weights, for each (inputs of a step, matrix); None where constant.
-        zero_points: in the same order; None without.
+        factors: scales of the weights, one for each (inputs of a step, matrix); None where they are
+            constant.
+        zero_points: zero points in the order of ``factors``; None without.
         rows: float32 [R], or None where constant.
         row_sums: float32 [R] for each ``PROMOTION`` inputs, the sums of the rows there; None
             without.
@@ -68,7 +69,7 @@ class Scales:
         group_rows: float32 [stages, at least R] SMEM, those of a stage's group, or None.
         block: (outputs, inputs) that share a weight's scale.
         first: int32, first output of the warpgroup, a multiple of 64.
-        shape: [64, R] of the products.
+        shape: (64, R), the shape of the products.
         row: int32, first row of the tile.
     """
 
@@ -121,13 +122,13 @@ class Scales:
                     _prefetch_rows(ref, self.first, group, groups)
 
     def load_last(self):
-        """The weights' scales of ``apply_last``."""
+        """The weights' scales for ``apply_last``."""
         if self.per_stage:
             return [None] * self.matrices
         return [self._of_weight(self.weight, which, 0) for which in range(self.matrices)]
 
     def of_stage(self, loaded, stage) -> StageScales:
-        """With the rows' scales of a stage that has arrived in shared memory."""
+        """``loaded`` with the rows' scales of a stage that has arrived in shared memory."""
         if self.group_rows is None:
             return StageScales(*loaded)
         rows = self.group_rows.at[stage, pl.ds(0, self.shape[1])]
@@ -159,7 +160,7 @@ class Scales:
     def apply_last(self, totals, factors):
         """The sums over the depth times the scales that do not change along it.
 
-        factors: from ``load_last``.
+        factors: the result of ``load_last``.
         """
         rows = None
         if self.rows is not None:

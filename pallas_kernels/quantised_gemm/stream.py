@@ -72,7 +72,7 @@ def stream_gemm(
         out: shape and dtype of the output.
         epilogue: called with (output in GMEM, sums, index of the split, first output, first row);
             stores the existing rows (``store_transposed``). The sums are float32 [64, R] in WGMMA
-            layout, outputs by rows: of each matrix, or of each half of one matrix's outputs.
+            layout, outputs by rows: one for each matrix, or for each half of one matrix's outputs.
     """
     source = h if isinstance(h, RowSource) else None
     rows = h.values if isinstance(h, QuantisedRows) else h
@@ -340,7 +340,7 @@ def _transforms(dtype, columns: int):
 def gemm_shape(
     h: Float[Array, "T E"] | QuantisedRows | RowSource, weight: ScaledWeight
 ) -> GemmShape:
-    """What a config is chosen for. Shapes and dtypes of the arguments are enough."""
+    """The shape that a config is chosen for; shapes and dtypes of the arguments are enough."""
     W, X, E = weight.values.shape
     # A warpgroup reads each tile of many rows for 128 outputs: two matrices, or halves of one.
     if h.shape[0] > FEW_ROWS and weight.can_split(2, WGMMA_M):
@@ -364,7 +364,7 @@ def gemm_shape(
 
 
 def _row_dtype(h: Float[Array, "T E"] | QuantisedRows | RowSource) -> jnp.dtype:
-    """Of the rows in shared memory."""
+    """Dtype of the rows in shared memory."""
     if isinstance(h, RowSource):
         return h.smem_dtype
     return jnp.dtype(h.values.dtype if isinstance(h, QuantisedRows) else h.dtype)

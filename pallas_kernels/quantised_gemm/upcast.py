@@ -128,7 +128,7 @@ def load_fp8(tile, first: int, columns: int):
 def load_sixteenfold(tile, first: int, columns: int):
     """Columns ``first`` to ``first + columns`` of a tile, times 16, in int8 and WGMMA_8BIT layout.
 
-    tile: interleaved int4 [64, X] SMEM, tiled and swizzled. Of each 32 columns, the lower halves of
+    tile: interleaved int4 [64, X] SMEM, tiled and swizzled. In each 32 columns, the lower halves of
     all bytes come before the upper halves; `limb_row` has the row in the same order.
     """
     value = plgpu.load(tile, layout=plgpu.Layout.WGMMA_UPCAST_4X)[:, first : first + columns]
@@ -159,8 +159,8 @@ def load_sixteenfold(tile, first: int, columns: int):
 def load_scaled(tile, first: int, columns: int, scales, *, mxfp4: bool):
     """The same of interleaved values of 4 bits, times their scales: int4, or mxfp4.
 
-    scales: of each group of the columns, in PER_OUTPUT layout: bfloat16 [64] of int4, uint8 [64]
-    exponents of mxfp4.
+    scales: one array for each group of the columns, in PER_OUTPUT layout: bfloat16 [64] for int4,
+    uint8 [64] exponents for mxfp4.
     """
     value = plgpu.load(tile, layout=plgpu.Layout.WGMMA_UPCAST_4X)[:, first : first + columns]
     blocks_per_group = columns // len(scales) // INTERLEAVED

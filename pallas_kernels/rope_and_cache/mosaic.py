@@ -110,7 +110,7 @@ def rope_and_cache(
         cos, sin: float32; the first 2R of H dims are rotated, x[i] paired with x[i + R].
         k_pages, v_pages: updated in place when donated.
         slots: int32.
-        norms: of q and k before they rotate; see ``norm_refusal``.
+        norms: RMS norms of q and k before they rotate, or None; see ``norm_refusal``.
         k_scales, v_scales: float32 [K] or [P, K], with float8_e4m3fn pages only: those hold
             value / scale (``fp8``), rounded to nearest and clipped to +-448.
 

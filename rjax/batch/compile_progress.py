@@ -1,4 +1,4 @@
-"""How far the compilation of the step sizes is."""
+"""Progress of the compilation of the step sizes."""
 
 import dataclasses
 import math

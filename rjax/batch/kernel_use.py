@@ -12,10 +12,10 @@ class KernelUse:
 
     Attributes:
         rows: tokens of the step.
-        operation: such as "linear" or "attention".
+        operation: name of the operation, such as "linear" or "attention".
         label: the axes of a projection, such as "D -> K A H"; "" for other operations.
-        kernel: its name, such as "mosaic.split_k"; None where no kernel does the whole operation,
-            such as a decoder layer: the operations that it consists of have kernels of their own.
+        kernel: name of the kernel, such as "mosaic.split_k"; None where no kernel does the whole
+            operation, such as a decoder layer, whose parts have kernels of their own.
         refused: (name, reason) of the faster kernels that do not take it.
     """
 

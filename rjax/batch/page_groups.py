@@ -19,8 +19,8 @@ class PageGroups:
     """The page groups of a model.
 
     Attributes:
-        windows: of each group, in tokens; None for full attention. Groups with equal windows are
-            neighbours, and the first group is the only one with its window.
+        windows: sliding window of each group, in tokens; None for full attention. Groups with equal
+            windows are neighbours, and the first group is the only one with its window.
         layers: (group, index of its K and V arrays) of each layer.
     """
 
@@ -29,7 +29,7 @@ class PageGroups:
 
     @property
     def num_pools(self) -> int:
-        """K arrays of the pool, and V arrays: the layers of the largest group."""
+        """Number of K arrays of the pool, and of V arrays: the layers of the largest group."""
         return 1 + max(pool for _, pool in self.layers)
 
     @property
@@ -50,13 +50,13 @@ class PageGroups:
 def page_groups(
     windows: tuple[int | None, ...], *, page_size: int, max_model_len: int
 ) -> PageGroups | None:
-    """The page groups of a model, or None if all layers had better share their pages.
+    """The page groups of a model, or None if all layers should share their pages.
 
-    They had if no window is shorter than a sequence, or if a sequence of full length takes no less
-    memory in groups: all groups are as large as the largest, and a smaller one wastes memory.
+    They should if no window is shorter than a sequence, or if a sequence of full length takes no
+    less memory in groups: all groups are as large as the largest, and a smaller one wastes memory.
 
     Args:
-        windows: of each layer, in tokens; None for full attention.
+        windows: sliding window of each layer, in tokens; None for full attention.
         page_size: tokens a page.
         max_model_len: tokens of the longest sequence.
     """
@@ -101,8 +101,8 @@ def pages_held(windows: Iterable[int | None], tokens: int, page_size: int) -> in
     """Pages that a sequence of ``tokens`` tokens needs at most, computed token by token.
 
     Args:
-        windows: of each page group.
-        tokens: of the sequence.
+        windows: sliding window of each page group, in tokens; None for full attention.
+        tokens: number of tokens of the sequence.
         page_size: tokens a page.
     """
     every = -(-tokens // page_size)

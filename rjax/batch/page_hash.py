@@ -37,8 +37,8 @@ class PageHashes:
     tokens are not compared, and prompts of two users cannot collide.
 
     Attributes:
-        keys: of the full pages so far.
-        blocks: the tokens of each, as the bytes of an int32 array.
+        keys: chain keys of the full pages so far.
+        blocks: the tokens of each full page, as the bytes of an int32 array.
     """
 
     __slots__ = ("_page_size", "_root", "blocks", "keys")
@@ -57,8 +57,8 @@ class PageHashes:
         """Add the keys of further full pages.
 
         Args:
-            tokens: of the sequence from position ``start`` on.
-            start: at or before the end of the last page that has a key.
+            tokens: tokens of the sequence from position ``start`` on.
+            start: position at or before the end of the last page that has a key.
         """
         S = self._page_size
         data = block_bytes(tokens[len(self.keys) * S - start :])

@@ -27,16 +27,16 @@ class Sequence:
     """Tokens, pages and progress of one sequence.
 
     Attributes:
-        request_id: of its request; a request with n > 1 has n sequences.
-        index: among the sequences of its request.
-        prompt_token_ids: never empty.
-        prompt_array: the same as an array.
-        params: of the request.
+        request_id: id of its request; a request with n > 1 has n sequences.
+        index: index among the sequences of its request.
+        prompt_token_ids: token ids of the prompt; never empty.
+        prompt_array: ``prompt_token_ids`` as an array.
+        params: sampling parameters of the request.
         max_tokens: most output tokens that the request and the model's length allow.
-        seed: of its random draws.
+        seed: seed of its random draws.
         order: (priority and arrival, arrival, index); smaller runs first.
         hashes: chain keys of its full pages.
-        share: whose part of the rows it takes; see `rjax.engine.fair_shares.FairShares`.
+        share: the share to which its row counts; see `rjax.engine.fair_shares.FairShares`.
         siblings: all sequences of the request, this one included; the first computes the prompt,
             the others share its pages.
         mask: restricts the next token; None for no mask.
@@ -55,23 +55,24 @@ class Sequence:
         num_preemptions: times that it was preempted.
         pages: page ids in order, of the layers with full attention, or of all layers where none
             has a window; they hold at least ``num_stored`` tokens. Empty if all have windows.
-        window_pages: of each page group with a window, page ids in order; -1 for those behind the
+        window_pages: page ids in order, for each page group with a window; -1 for those behind the
             window, which it does not hold.
-        num_given_back: of each page group with a window, leading pages that it does not hold.
+        num_given_back: leading pages that it does not hold, for each page group with a window.
         gives_back_at: value of ``num_computed`` from which it needs a page less.
         capacity: tokens that its pages can hold.
         num_borrowed: leading pages that other sequences computed; copied before a write.
         num_registered: leading pages in the prefix cache under the keys of this sequence.
-        host_slots: while swapped, (page group, page number) to host slot of the pages saved for it.
-        num_saved: while swapped, tokens that were stored.
+        host_slots: host slots of its saved pages, by (page group, page number), while swapped.
+        num_saved: tokens that were stored, while swapped.
         group_pages: pages freed when it was preempted with its siblings; 0 once one has resumed.
-        arrival_time: of ``time.monotonic``.
-        first_scheduled_time, first_token_time, last_token_time: likewise; None before.
+        arrival_time: time of its request's arrival, by ``time.monotonic``.
+        first_scheduled_time, first_token_time, last_token_time: times of these events, by
+            ``time.monotonic``; None before.
         slot: sampler slot while running.
         awaited: key of a pending page that it waits for.
         status: its queue.
         max_length: most tokens, prompt and output.
-        sampler_mode: the cheapest mode that serves it.
+        sampler_mode: the cheapest sampler mode that serves it.
         wants_logprobs: whether log-probabilities of its tokens or of its prompt are asked for.
     """
 

@@ -43,8 +43,8 @@ def step_limits(settings: SchedulerSettings, *, most_tokens: int, spare_rows: in
     """The limits for these settings.
 
     Args:
-        settings: of the scheduler, with a number in ``max_num_seqs``.
-        most_tokens: of a step, if the settings give no ``max_num_batched_tokens``.
+        settings: the scheduler's settings, with a number in ``max_num_seqs``.
+        most_tokens: most tokens of a step, if the settings give no ``max_num_batched_tokens``.
         spare_rows: tokens up to which a step takes little longer than a step of few; 0 if every
             token costs the same.
     """
@@ -77,11 +77,11 @@ def choose_step_limits(
     memory and the compile time of larger steps.
 
     Args:
-        settings: of the scheduler.
-        most_tokens, spare_rows: as in `step_limits`.
+        settings: the scheduler's settings.
+        most_tokens, spare_rows: arguments of `step_limits`.
         max_model_len: tokens of the longest sequence.
-        pool_tokens: the tokens that the KV pool holds with some limits. None where the number does
-            not follow the memory.
+        pool_tokens: returns the tokens that the KV pool holds with some limits. None where the
+            number does not follow the memory.
     """
     if settings.max_num_seqs != "auto":
         return step_limits(settings, most_tokens=most_tokens, spare_rows=spare_rows)

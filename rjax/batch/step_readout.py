@@ -12,7 +12,7 @@ class HostLogprobs:
 
     Attributes:
         logprob: natural log of the token's probability.
-        rank: of the token, 1 for the most likely.
+        rank: rank of the token, 1 for the most likely.
         top_ids: the most likely tokens, best first.
         top_logprobs: their log-probabilities.
     """
@@ -25,7 +25,7 @@ class HostLogprobs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepReadout:
-    """What one step computed.
+    """The sampled tokens and log-probabilities of one step.
 
     Attributes:
         tokens: sampled token of each sequence of the batch; -1 where none was sampled.

@@ -23,9 +23,9 @@ class PoolSize:
     """Size of the KV pool.
 
     Attributes:
-        num_pages: of all page groups together.
-        page_bytes: of one page over the layers of a page group, K and V together.
-        windows: of each page group, in tokens; None for full attention.
+        num_pages: number of pages of all page groups together.
+        page_bytes: bytes of one page over the layers of a page group, K and V together.
+        windows: sliding window of each page group, in tokens; None for full attention.
     """
 
     num_pages: int
@@ -50,12 +50,12 @@ class StepWorker(Protocol):
 
     @property
     def kv_dtype(self) -> jnp.dtype:
-        """Of the KV pool."""
+        """Dtype of the KV pool."""
         ...
 
     @property
     def page_shape(self) -> tuple[int, ...]:
-        """Of one page as ``read_pages`` returns it: (pools, K, S, H)."""
+        """Shape of one page as ``read_pages`` returns it: (pools, K, S, H)."""
         ...
 
     def fingerprint(self) -> str:
@@ -67,7 +67,7 @@ class StepWorker(Protocol):
         ...
 
     def compile_progress(self) -> CompileProgress:
-        """How far compilation is; any thread may call this."""
+        """Progress of the compilation; any thread may call this."""
         ...
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class StepWorker(Protocol):
     def is_ready(self, sequence: Sequence) -> bool:
         """Whether a sequence makes no step wait for the compiler but for the step itself.
 
-        What is missing is compiled next. What cannot be compiled is not waited for.
+        Missing programs are compiled next. Programs that cannot be compiled are not waited for.
         """
         ...
 
@@ -112,8 +112,8 @@ class StepWorker(Protocol):
         """Start a step and return at once.
 
         Args:
-            batch: in any order.
-            tables: of each page group; row s lists the pages of the sequence in slot s.
+            batch: the scheduled sequences, in any order.
+            tables: page table of each page group; row s lists the pages of the sequence in slot s.
             may_queue: whether a decode step may wait for those after it, to run in one program with
                 them.
             streams: whether some request is to get each token at once.

@@ -47,7 +47,7 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
 
 
 def model_name(options: argparse.Namespace) -> str:
-    """Name of the model in tables; of a path, the last component; with its quantisation."""
+    """Name of the model in tables, with its quantisation; a path is named by its last component."""
     name = options.shapes or (Path(options.model).name if options.model else "bundled")
     return name if options.quantization is None else f"{name}, {options.quantization}"
 

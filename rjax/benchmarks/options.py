@@ -57,7 +57,7 @@ def in_time[T](
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """For ``type=`` of an option: a whole number with a minimum."""
+    """A parser of a whole number with a minimum, for ``type=`` of an option."""
 
     def parse(given: str) -> int:
         try:
@@ -72,7 +72,8 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def wholes(least: int, count: int | None = None) -> Callable[[str], list[int]]:
-    """For ``type=`` of an option: comma-separated whole numbers, ``count`` of them if given."""
+    """A parser of comma-separated whole numbers, ``count`` of them if given, for ``type=`` of an
+    option."""
 
     def parse(given: str) -> list[int]:
         found = [whole(least)(x) for x in given.split(",")]
@@ -84,7 +85,7 @@ def wholes(least: int, count: int | None = None) -> Callable[[str], list[int]]:
 
 
 def whole_or_auto(least: int) -> Callable[[str], AutoInt]:
-    """For ``type=`` of an option: a whole number with a minimum, or auto."""
+    """A parser of a whole number with a minimum, or of auto, for ``type=`` of an option."""
 
     def parse(given: str) -> AutoInt:
         return "auto" if given == "auto" else whole(least)(given)
@@ -93,7 +94,8 @@ def whole_or_auto(least: int) -> Callable[[str], AutoInt]:
 
 
 def wholes_or_auto(least: int) -> Callable[[str], list[AutoInt]]:
-    """For ``type=`` of an option: comma-separated whole numbers, or auto in place of one."""
+    """A parser of comma-separated whole numbers, or auto in place of one, for ``type=`` of an
+    option."""
 
     def parse(given: str) -> list[AutoInt]:
         return [whole_or_auto(least)(x) for x in given.split(",")]
@@ -102,7 +104,7 @@ def wholes_or_auto(least: int) -> Callable[[str], list[AutoInt]]:
 
 
 def some_of(*names: str) -> Callable[[str], list[str]]:
-    """For ``type=`` of an option: comma-separated names out of a list."""
+    """A parser of comma-separated names out of a list, for ``type=`` of an option."""
 
     def parse(given: str) -> list[str]:
         chosen = given.split(",")

@@ -31,12 +31,12 @@ class Measured:
 
     Attributes:
         first: time of the first chunk with text, reasoning or a tool call; None without any.
-        last: time of the last of them.
+        last: time of the last of these chunks.
         end: time of the end of the response.
-        prompt_tokens, cached_tokens, tokens: as counted by the server.
-        chunks: number of them.
+        prompt_tokens, cached_tokens, tokens: token counts of the server.
+        chunks: number of chunks with text, reasoning or a tool call.
         error: why it failed, or None.
-        sent, done: on the clock of the whole run.
+        sent, done: when it was due and when its answer ended, on the clock of the whole run.
     """
 
     first: float | None = None
@@ -62,7 +62,7 @@ class Client:
     """One server.
 
     Args:
-        url: with ``/v1`` at its end.
+        url: URL of the server, with ``/v1`` at its end.
         key: API key, or None.
     """
 
@@ -115,13 +115,13 @@ def load(
     waits for the limit counts.
 
     Args:
-        url: of the server, with ``/v1`` at its end.
+        url: URL of the server, with ``/v1`` at its end.
         key: API key, or None.
-        path: of the route, behind the URL's.
-        bodies: of the requests.
+        path: path of the route, behind the URL's.
+        bodies: JSON bodies of the requests.
         arrivals: when to send each, in seconds.
-        most: concurrent requests.
-        processes: of the client.
+        most: most concurrent requests.
+        processes: number of client processes.
 
     Raises:
         ServerError: a process of the client failed.

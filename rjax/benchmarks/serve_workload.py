@@ -16,14 +16,14 @@ class Workload:
     """Requests of one benchmark, determined by the seed.
 
     Attributes:
-        model: name on the server.
+        model: the model's name on the server.
         prefixes: number of different prefixes; each request draws one.
         prefix_words, suffix_words: words of a prefix, and of the unique suffix of each request.
-        max_tokens: of an answer.
+        max_tokens: most tokens of an answer.
         chat: whether to use the chat route, with the prefix as system message.
         ignore_eos: whether each answer has exactly ``max_tokens``.
-        temperature: of sampling.
-        seed: of words, prefixes and arrivals.
+        temperature: the sampling temperature.
+        seed: seed of words, prefixes and arrivals.
     """
 
     model: str
@@ -38,7 +38,7 @@ class Workload:
 
     @property
     def path(self) -> str:
-        """Of the route."""
+        """Path of the route, behind the server's URL."""
         return "/chat/completions" if self.chat else "/completions"
 
     def warm_up(self) -> list[dict[str, Any]]:

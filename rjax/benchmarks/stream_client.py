@@ -28,8 +28,8 @@ class Arrival:
 
     Attributes:
         at: when to send it, in seconds after the start of the load.
-        path: of the route.
-        body: of the request.
+        path: path of the route.
+        body: JSON body of the request.
     """
 
     at: float
@@ -43,10 +43,10 @@ class Streamed:
 
     Attributes:
         due: when the request was to be sent.
-        sent: when it was.
-        status: of the answer; 0 if the connection failed.
-        times: of each event, when the last bytes of it had arrived.
-        events: data of each event, ``[DONE]`` left out; of an answer that is no stream, its body.
+        sent: when it was sent.
+        status: HTTP status of the answer; 0 if the connection failed.
+        times: times at which the last bytes of each event had arrived.
+        events: data of each event, ``[DONE]`` left out; the body of an answer that is no stream.
         end: when the last bytes of the answer had arrived.
         ended: whether the answer came to its end.
         error: why the connection failed, or None.
@@ -67,7 +67,7 @@ class Address:
     """Where a server listens, and how to speak to it.
 
     Attributes:
-        host, port: of the server.
+        host, port: host and port of the server.
         tls: whether it speaks HTTPS.
         key: API key, or None.
     """
@@ -193,11 +193,11 @@ async def stream_load(
     """Send each request at its time and read all answers.
 
     Args:
-        address: of the server.
+        address: the server's address.
         arrivals: the requests.
-        start: of the load on the clock of `time.perf_counter`; the connections of requests without
-            delay are opened before.
-        most: requests under way at once; None for no limit.
+        start: start of the load on the clock of `time.perf_counter`; the connections of requests
+            without delay are opened before.
+        most: most requests under way at once; None for no limit.
     """
     most = len(arrivals) if most is None else most
     free: list[_Connection] = []
@@ -240,10 +240,10 @@ def stream_load_in_processes(
     """`stream_load` divided among processes, so that no client holds another one up.
 
     Args:
-        address, arrivals: as in `stream_load`.
-        processes: clients; fewer for fewer requests.
-        most: requests under way at once, in all processes; None for no limit.
-        lead_seconds: for opening connections, before the first request.
+        address, arrivals: see `stream_load`.
+        processes: number of client processes; fewer for fewer requests.
+        most: most requests under way at once, in all processes; None for no limit.
+        lead_seconds: seconds for opening connections, before the first request.
 
     Raises:
         RuntimeError: a client failed.
@@ -277,7 +277,8 @@ def stream_load_in_processes(
 
 
 def main() -> None:
-    """A client process: a load on the standard input, its answers on the standard output."""
+    """Run a client process: read a load from the standard input and write its answers to the
+    standard output."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; one reports it
     print(flush=True)
     address, part, start, most = json.load(sys.stdin)

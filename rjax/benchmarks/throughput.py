@@ -60,11 +60,11 @@ class Measured:
     """The middle one of several runs of the same requests.
 
     Attributes:
-        outputs: of the requests.
-        seconds: from the first request to the last token.
-        steps: of the engine in this time.
-        all_seconds: of every run.
-        stats: of the engine after the runs.
+        outputs: outputs of the requests.
+        seconds: seconds from the first request to the last token.
+        steps: steps of the engine in this time.
+        all_seconds: seconds of every run.
+        stats: statistics of the engine after the runs.
     """
 
     outputs: list[Any]

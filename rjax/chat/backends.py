@@ -54,7 +54,7 @@ class ChatBackend(Protocol):
     """Answers one conversation at a time.
 
     Attributes:
-        name: of the model.
+        name: the model's name.
         sampling: values that override the model's defaults; see `set_sampling`.
     """
 
@@ -85,10 +85,10 @@ class LocalBackend:
     """A model in this process.
 
     Args:
-        engine: with a tokenizer that has a chat template.
-        name: of the model.
+        engine: the engine, with a tokenizer that has a chat template.
+        name: the model's name.
         sampling: values that override the model's defaults.
-        stoppable: Ctrl-C ends an answer; otherwise the process handles the signal.
+        stoppable: whether Ctrl-C ends an answer; otherwise the process handles the signal.
     """
 
     sampling: Mapping[str, Any]
@@ -152,8 +152,8 @@ class RemoteBackend:
     """A server that speaks OpenAI's API.
 
     Args:
-        url: with or without a trailing ``/v1``.
-        model: name; None takes the server's first model.
+        url: URL of the server, with or without a trailing ``/v1``.
+        model: the model's name; None takes the server's first model.
         key: API key, or None.
         sampling: sampling fields of the requests.
 

@@ -19,8 +19,8 @@ def with_value(sampling: Mapping[str, Any], name: str, text: str) -> dict[str, A
     """The sampling values with one changed; the text "default" removes it.
 
     Args:
-        sampling: by their names in `SamplingParams`.
-        name: of the value, such as "temperature" or "max-tokens".
+        sampling: the sampling values, by their names in `SamplingParams`.
+        name: name of the value, such as "temperature" or "max-tokens".
         text: a number, true, false, JSON, or a plain text.
 
     Raises:

@@ -36,7 +36,7 @@ class Session:
         out: stream of the answers.
         notes: stream of all other output, reasoning included.
         show_stats: whether to print statistics after each answer.
-        stoppable: Ctrl-C stops an answer; otherwise KeyboardInterrupt ends the session.
+        stoppable: whether Ctrl-C stops an answer; otherwise KeyboardInterrupt ends the session.
 
     Attributes:
         messages: the conversation without its system message.
@@ -130,8 +130,8 @@ class Session:
 
     @contextlib.contextmanager
     def _thinking(self) -> Iterator[Callable[[str | None], None]]:
-        """What writes pieces of reasoning beside the answer, dimmed in a terminal, and ends their
-        line with None or at the end of the block."""
+        """A function that writes pieces of reasoning beside the answer, dimmed in a terminal. None,
+        or the end of the block, ends their line."""
         dim = self._notes.isatty()
         begun = False
 

@@ -91,7 +91,7 @@ _NOTES = {"max_model_len": " 32k is 32,000 tokens, 32K is 32,768."}
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, for which ``--model`` is another way to write it."""
+    """Add MODEL, which may also be given as ``--model``."""
     parser.add_argument(
         "model",
         metavar="MODEL",

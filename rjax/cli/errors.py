@@ -29,7 +29,8 @@ def parse_and_run(
 
     Args:
         name: name of the command, for its messages.
-        parser: of the command line. It has printed its help or its error when it ends the parsing.
+        parser: parser of the command line. It has printed its help or its error when it ends the
+            parsing.
         argv: arguments; None for those of the process.
         command: the body, as for `run_command`.
     """

@@ -20,7 +20,7 @@ class OneLineParser(argparse.ArgumentParser):
         instead: what to use instead of an unknown flag, such as one of vLLM. If it returns None,
             the error names the flag of the nearest spelling and its meaning.
         positional_hint: what to do about an argument that is not a flag.
-        settings: those of ``argparse.ArgumentParser``.
+        settings: settings of ``argparse.ArgumentParser``.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class NoOp(argparse.Action):
     """A flag that is accepted for vLLM's sake; a line on stderr says once why it has no effect.
 
     Args:
-        reason: why.
-        settings: those of ``argparse.Action``.
+        reason: why the flag has no effect.
+        settings: settings of ``argparse.Action``.
     """
 
     def __init__(self, *, reason: str, **settings: Any) -> None:

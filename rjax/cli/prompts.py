@@ -85,8 +85,8 @@ def tasks_of_file(path: str, flag: str = "--prompts-file") -> list[Task]:
     A file is JSONL if its name ends in .jsonl or .ndjson, or its first line starts with "{".
 
     Args:
-        path: of the file.
-        flag: by which it was given, for messages.
+        path: path of the file.
+        flag: flag by which the path was given, for messages.
 
     Raises:
         InvalidRequestError: the file cannot be read, has no prompt, or has an invalid line (the

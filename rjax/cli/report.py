@@ -51,8 +51,8 @@ def figures(
         begin: when the run began, without the start, by ``time.monotonic``.
         end: when it ended.
         prefix_seconds: time in which the shared prefix was computed before the requests.
-        compiling: at the end.
-        startup_seconds: of each phase of the start.
+        compiling: progress of the compilation at the end.
+        startup_seconds: seconds of each phase of the start, by name.
     """
 
     def computing(since: float, until: float) -> float:

@@ -21,7 +21,7 @@ def set_echo(shown: bool) -> bool:
 @contextlib.contextmanager
 def typing_hidden() -> Iterator[None]:
     """Hide what is typed during the block, so that it does not mix with the output. The terminal
-    keeps it for who reads next."""
+    keeps it for the next reader."""
     changed = set_echo(shown=False)
     try:
         yield

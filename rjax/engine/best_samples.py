@@ -10,7 +10,7 @@ def best_samples(outputs: list[CompletionOutput], params: SamplingParams) -> lis
     Args:
         outputs: everything so far of each sample, with ``cumulative_logprob``; those chosen are
             changed.
-        params: of the request.
+        params: the request's parameters.
     """
     # A sample that was cut off has few tokens and so a high cumulative logprob: rank it last.
     ranks = [(o.finish_reason in ("stop", "length"), o.cumulative_logprob or 0.0) for o in outputs]

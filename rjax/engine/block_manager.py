@@ -34,7 +34,7 @@ class BlockManager:
     copied before the step runs, so only content of steps dispatched earlier is matched partially.
 
     Args:
-        num_pages: of the pool.
+        num_pages: number of pages in the pool.
         page_size: tokens a page.
         events: where to note full pages that enter and leave the cache; None notes nothing.
     """
@@ -94,7 +94,7 @@ class BlockManager:
 
         Args:
             parent: chain key of the pages before.
-            tokens: as int32 bytes.
+            tokens: the tokens to match, as int32 bytes.
 
         Returns:
             (page, shared tokens), with no reference taken; None if less than an eighth of a page
@@ -106,7 +106,7 @@ class BlockManager:
     def find_partial(self, parent: bytes, tokens: bytes) -> int | None:
         """The page after the chain ``parent`` whose leading tokens are these, given as int32 bytes.
 
-        However few tokens they are; takes no reference.
+        It finds them however few they are, and takes no reference.
         """
         found = self._index.find(parent, tokens, self._new)
         return found[0] if found and found[1] == len(tokens) // 4 else None
@@ -164,7 +164,7 @@ class BlockManager:
         If another page has the same key, that page stays the cached copy.
 
         Args:
-            page: to cache.
+            page: the page to cache.
             key: chain key of its tokens.
             parent: chain key of the page before it.
             block: its tokens as int32 bytes.

@@ -15,9 +15,9 @@ class StepLogprobs:
 
     Attributes:
         logprob: natural log of the sampled token's probability.
-        rank: of the sampled token, 1 for the most likely.
+        rank: rank of the sampled token, 1 for the most likely.
         top_ids: the most likely tokens, best first.
-        top_logprobs: theirs.
+        top_logprobs: natural logs of the probabilities of ``top_ids``.
     """
 
     logprob: float
@@ -34,7 +34,7 @@ class Completion:
 
     Args:
         index: 0 to n-1 within the request.
-        params: of the request.
+        params: the request's parameters.
         tokenizer: None if the engine serves token ids only; the text is then empty.
         eos_token_ids: tokens that end a sequence unless ``params.ignore_eos``.
         max_tokens: most tokens that the request and the model's length allow.
@@ -84,8 +84,8 @@ class Completion:
         """Add the next token; return whether the sequence is now finished.
 
         Args:
-            token_id: sampled.
-            logprobs: at its position; required if the parameters ask for them.
+            token_id: the sampled token.
+            logprobs: log-probabilities at its position; required if the parameters ask for them.
         """
         assert self.finish_reason is None, "a token after the end"
         tokens = self.token_ids

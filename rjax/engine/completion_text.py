@@ -14,8 +14,8 @@ class CompletionText:
     token is constant.
 
     Args:
-        params: of the request.
-        tokenizer: of the model.
+        params: the request's parameters.
+        tokenizer: the model's tokenizer.
         prompt_token_ids: context for decoding the first tokens.
     """
 
@@ -52,7 +52,7 @@ class CompletionText:
 
     def stream(self, token_ids: list[int]) -> str:
         """`add` tokens and `take` their text, where there are no stop strings; quicker than both.
-        `text` does not have it."""
+        `text` does not include it."""
         push = self._detokenizer.push
         return push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
 

@@ -14,7 +14,7 @@ class HeldRequests:
     others run; if nothing runs, its step waits.
 
     Args:
-        scheduler: gets the requests.
+        scheduler: the scheduler that gets the requests.
         is_ready: whether the programs that a sequence needs besides the steps are compiled; those
             that are missing are compiled next.
     """
@@ -25,7 +25,7 @@ class HeldRequests:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are held."""
+        """Number of sequences that are held."""
         return sum(len(request.sequences) for request, _ in self._held.values())
 
     def add(self, request: Request, share: str | None) -> None:

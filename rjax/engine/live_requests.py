@@ -22,15 +22,15 @@ class LiveRequests:
     """The requests under way.
 
     Args:
-        scheduler: of their sequences.
-        prefixes: that some of them compute.
-        masks: of their samples.
+        scheduler: the scheduler of their sequences.
+        prefixes: the prefixes that some of them compute.
+        masks: the token masks of their samples.
         page_size: tokens of a page.
         stats: counts what they get and how they end.
 
     Attributes:
         by_id: the requests.
-        stats: as given; may be replaced.
+        stats: the statistics as given; may be replaced.
     """
 
     def __init__(

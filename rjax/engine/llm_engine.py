@@ -158,15 +158,16 @@ class LLMEngine(Closable):
             prompt: the prompt's text, for the output.
             priority: smaller runs first in a share; see ``SchedulerSettings.priority_patience``.
             share: rows are divided evenly among the shares with requests; None is one of them.
-            masks: one token mask for each sample that is generated. By default those of
+            masks: one token mask for each sample that is generated; by default those of
                 ``params.structured_outputs``, as ``structured_masks`` returns them.
             prefix: a named prefix whose tokens are put in front of the prompt's.
             cache_salt: KV is shared only with requests of the same salt; None: the prefix's.
             timeout: seconds from now after which the request is aborted.
             keep_as: keep the prompt's KV as a prefix of this name when the request has finished.
                 The last output has an OutOfMemoryError in ``error`` if it could not be kept.
-            logprob_start_len: with ``params.prompt_logprobs``, the first prompt token to report.
-                Entries before it are None, and the tokens before it may be served from the cache.
+            logprob_start_len: index of the first prompt token that ``params.prompt_logprobs``
+                reports. Entries before it are None, and the tokens before it may be served from the
+                cache.
 
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.
@@ -341,7 +342,7 @@ class LLMEngine(Closable):
         )
 
     def reset_stats(self) -> None:
-        """Count anew. Figures of memory and of requests under way stay."""
+        """Reset the counters. Figures of memory and of requests under way stay."""
         self._live.stats = self._stats = self._stats.anew()
 
     def set_shared_prefix(self, token_ids: Tokens[int]) -> None:

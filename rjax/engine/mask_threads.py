@@ -55,14 +55,14 @@ class MaskThreads:
             threading.Thread(target=self._run, name="rjax-masks", daemon=True).start()
 
     def wait(self, sequences: Iterable[Sequence], seconds: float) -> None:
-        """Wait until the masks of these sequences are ready, at most so long."""
+        """Wait until the masks of these sequences are ready, for at most ``seconds``."""
         with self._ready:
             self._awaited = {id(s) for s in sequences if s.mask_pending}
             self._ready.wait_for(lambda: not self._awaited, seconds)
             self._awaited = set()
 
     def wait_for_any(self, seconds: float) -> None:
-        """Wait until a pending mask is ready, if there is one, at most so long."""
+        """Wait until a pending mask is ready, if there is one, for at most ``seconds``."""
         with self._ready:
             pending = self._num_pending
             self._ready.wait_for(lambda: not pending or self._num_pending < pending, seconds)

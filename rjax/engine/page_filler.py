@@ -13,7 +13,7 @@ class PageFiller:
 
     Attributes:
         blocks: pages of the pool.
-        operations: of the next step.
+        operations: page operations of the next step.
         fresh: allocated pages that are not handed out yet.
     """
 
@@ -27,10 +27,10 @@ class PageFiller:
         """The pages of a sequence in one page group, followed by fresh ones.
 
         Args:
-            pages: that it has a reference on, or -1.
+            pages: pages on which the sequence has a reference, or -1.
             slots: host slots that fill the first fresh pages.
-            copies: the first fresh page is a copy of the last of ``pages``, and replaces it.
-            count: of the fresh pages; by default as many as are filled.
+            copies: whether the first fresh page copies the last of ``pages``, and replaces it.
+            count: number of fresh pages; by default as many as are filled.
         """
         held, count = list(pages), len(slots) + copies if count is None else count
         fresh = self.fresh[:count]

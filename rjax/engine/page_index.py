@@ -13,7 +13,7 @@ class PageContent:
 
     Attributes:
         parent: chain key of the pages before it.
-        tokens: as the bytes of an int32 array; all of the page, or its leading ones.
+        tokens: its tokens, as the bytes of an int32 array: all of the page, or the leading ones.
     """
 
     parent: bytes

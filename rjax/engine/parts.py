@@ -18,17 +18,17 @@ class EngineParts:
     """The worker and the limits of an engine; tests and benchmarks pass a worker of their own.
 
     Attributes:
-        config: as the caller gave it.
+        config: the engine's options, as the caller gave them.
         worker: runs the steps.
         vocab_size: width of the logits.
         max_model_len: tokens of the longest sequence.
-        limits: of the steps.
+        limits: limits of a step.
         identity: first key of every chain of the prefix cache: configuration, weights and dtypes,
             but not where they are stored.
         backend, device: names for the statistics.
         tokenizer: None if the engine serves token ids only.
         model_config: None without a model.
-        startup_times: of the phases before the engine is made.
+        startup_times: seconds of the phases before the engine is made.
         summary: facts for the commands to show, by name.
     """
 

@@ -13,10 +13,10 @@ class PreemptionCost:
 
     Attributes:
         mode: "auto" compares the two; "swap" and "recompute" are fixed.
-        page_seconds: to copy one page to the host, or back.
+        page_seconds: seconds to copy one page to the host, or back.
         operation_seconds: overhead of one batched copy.
-        token_seconds: to compute one token in a full prompt chunk; 0 until measured, which chooses
-            to recompute.
+        token_seconds: seconds to compute one token in a full prompt chunk; 0 until measured, which
+            chooses to recompute.
     """
 
     mode: PreemptionMode = "auto"

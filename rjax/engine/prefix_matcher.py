@@ -20,8 +20,9 @@ class PrefixMatch:
         host_slots: host slots of the pages after ``pages``; excludes a ``partial_page``.
         num_tokens: leading tokens of the sequence whose KV all these hold.
         window_pages: device pages of each page group with a window, in order; -1 for those that the
-            next token does not reach. With a partial page it is the last one.
-        window_slots: of each page group with a window, host slots of the pages after them.
+            next token does not reach. A partial page, if there is one, is the last of them.
+        window_slots: host slots, in each page group with a window, of the pages after
+            ``window_pages``.
     """
 
     pages: list[int]

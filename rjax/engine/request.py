@@ -29,8 +29,8 @@ class Request:
 
     Attributes:
         request_id: unique among live requests.
-        prompt: text as given, or None.
-        params: validated.
+        prompt: the prompt's text as given, or None.
+        params: the validated parameters.
         sequences: one for each sample.
         completions: the output of each sample.
         metrics: times and counts for the caller.
@@ -143,7 +143,7 @@ class Request:
                 self.error = without_frames(error)
 
     def fail(self, error: Exception, samples: list[int]) -> None:
-        """End these samples on an error; to be called where the error was caught."""
+        """End these samples on an error. Call it where the error was caught."""
         _log.error("request %s failed", self.request_id, exc_info=error)
         self.error = without_frames(error)
         for completion in (self.completions[index] for index in samples):

@@ -22,9 +22,9 @@ class RequestChecks:
     """Checks of user input; each raises an InvalidRequestError that says what is allowed.
 
     Attributes:
-        vocab_size, max_model_len, max_logprobs: of the engine.
-        eos_token_ids: that end a sequence.
-        has_tokenizer: whether it serves text.
+        vocab_size, max_model_len, max_logprobs: the engine's limits.
+        eos_token_ids: tokens that end a sequence.
+        has_tokenizer: whether the engine has a tokenizer.
     """
 
     vocab_size: int
@@ -35,8 +35,8 @@ class RequestChecks:
 
     @no_type_check
     def prompt(self, token_ids: Sequence[Any]) -> tuple[list[int], Int32[np.ndarray, " T"]]:
-        """The prompt as plain ints and as an array, of the vocabulary and short enough for one
-        output token."""
+        """The prompt as plain ints and as an array, checked to be in the vocabulary and to leave
+        room for one output token."""
         if len(token_ids) == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token")
         if len(token_ids) >= self.max_model_len:
@@ -69,7 +69,7 @@ class RequestChecks:
 
     @no_type_check
     def queueing(self, priority: int, share: str | None) -> None:
-        """A whole number, and a short text or None."""
+        """Check that the priority is a whole number and the share a short text or None."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority is {priority!r}; give a whole number")
         if share is not None and not (isinstance(share, str) and 1 <= len(share) <= _NAME_CHARS):
@@ -79,7 +79,7 @@ class RequestChecks:
 
     @no_type_check
     def logprob_start(self, start: int, length: int) -> int:
-        """A position in the prompt."""
+        """The start, checked to be a position in the prompt."""
         if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < length:
             raise InvalidRequestError(
                 f"logprob_start_len is {start!r}; give a whole number from 0 to {length - 1}"
@@ -88,7 +88,7 @@ class RequestChecks:
 
     @no_type_check
     def timeout(self, timeout: float) -> float:
-        """A positive number of seconds."""
+        """The timeout, checked to be a positive number of seconds."""
         number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if not number or not math.isfinite(timeout) or timeout <= 0:
             raise InvalidRequestError(f"timeout is {timeout!r}; give seconds above 0, or None")
@@ -96,7 +96,7 @@ class RequestChecks:
 
     @no_type_check
     def salt(self, salt: str) -> str:
-        """A short text."""
+        """The cache salt, checked to be a short text."""
         if not isinstance(salt, str) or not 1 <= len(salt) <= _SALT_CHARS:
             raise InvalidRequestError(
                 f"cache_salt is {salt!r:.200}; give a text of 1 to {_SALT_CHARS} characters"
@@ -105,7 +105,7 @@ class RequestChecks:
 
     @no_type_check
     def prefix_name(self, name: str) -> str:
-        """A short text; names that start with NUL are reserved for the engine."""
+        """The name, checked to be a short text; the engine reserves names that start with NUL."""
         if not isinstance(name, str) or not 1 <= len(name) <= _NAME_CHARS or name[0] == "\0":
             raise InvalidRequestError(
                 f"prefix name is {name!r:.300}; give 1 to {_NAME_CHARS} characters"

@@ -25,7 +25,7 @@ class RequestMasks:
     """Makes token masks for one engine.
 
     Args:
-        tokenizer: of the engine; None where it serves token ids only.
+        tokenizer: the engine's tokenizer; None where it serves token ids only.
         vocab_size: width of the logits.
         eos_token_ids: ids that end a sequence.
 
@@ -53,12 +53,12 @@ class RequestMasks:
         """One mask per sample, or none.
 
         Args:
-            params: of the request.
-            masks: those that the caller gave.
+            params: the request's parameters.
+            masks: the masks that the caller gave.
 
         Raises:
             InvalidRequestError: a wrong number of masks, a mask that is not usable, or masks beside
-                ``bad_words``; also as `structured`.
+                ``bad_words``; also the errors of `structured`.
         """
         if len(masks) not in (0, params.num_sequences):
             raise InvalidRequestError(
@@ -121,7 +121,7 @@ class RequestMasks:
         """The masks of a constraint, one per sample; none without. Any thread may call this.
 
         Args:
-            params: of the request.
+            params: the request's parameters.
             wanted: the constraint; None takes ``params.structured_outputs``.
 
         Raises:

@@ -64,9 +64,9 @@ class RequestStats:
         max_model_len: most tokens of a sequence, which bounds some buckets.
 
     Attributes:
-        prompt_tokens: of all sequences with a first token, cached ones included.
+        prompt_tokens: prompt tokens of all sequences with a first token, cached ones included.
         finished: sequences by finish reason; the engine counts those that it cuts off.
-        histograms: by vLLM's name, without its prefix.
+        histograms: histograms by vLLM's name, without its prefix.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -112,8 +112,8 @@ class RequestStats:
         """Count the tokens that are read of one step, and note their time.
 
         Args:
-            sequences: that get a token.
-            now: of ``time.monotonic``.
+            sequences: the sequences that get a token.
+            now: current time of ``time.monotonic``, in seconds.
         """
         first, prompts = 0, 0
         earlier: list[float] = []

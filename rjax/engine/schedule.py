@@ -13,7 +13,7 @@ class Schedule:
     """One step.
 
     Attributes:
-        scheduled: what is computed.
+        scheduled: the sequences of the step, with the tokens of each that are computed.
         admitted: sequences that entered the running set, with a new slot each.
         operations: page operations to dispatch before the step, in their order.
     """
@@ -33,9 +33,9 @@ class StepBuilder:
     """What the scheduler has put into a step, and what still fits.
 
     Attributes:
-        limits: of the step.
-        items: of the step so far.
-        num_tokens: of ``items``.
+        limits: limits of the step.
+        items: sequences scheduled in the step so far.
+        num_tokens: number of tokens in ``items``.
         free_slots: sequences that may still be scheduled to generate.
         num_prefill_ahead: prefill-ahead sequences in the step.
         short_of_pages: whether a running sequence got too few pages for its tokens.

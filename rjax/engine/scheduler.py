@@ -42,17 +42,17 @@ class Scheduler:
 
     Args:
         blocks: pages of the device.
-        limits: of a step.
-        max_pages: of one sequence.
+        limits: limits of a step.
+        max_pages: maximum number of pages of one sequence.
         enable_prefix_caching: keep pages of finished sequences for later prompts.
         host: pages of the host; None for no swapping.
-        cost: of preemption; None for the default.
-        windows: of each page group, in tokens; None for full attention. Only the first may be None.
+        cost: cost model of preemption; None for the default.
+        windows: window of each page group, in tokens; None, for the first only, is full attention.
 
     Attributes:
         waiting, running, swapped: the queues, each in order; every live sequence is in one.
-        page_tables: of each page group; row s lists the pages of the sequence in slot s. Entries of
-            pages that it does not hold are stale.
+        page_tables: page table of each page group; row s lists the pages of the sequence in slot s.
+            Entries of pages that it does not hold are stale.
     """
 
     def __init__(
@@ -250,10 +250,10 @@ class Scheduler:
         """Give a sequence its pages and a slot; False if there are too few pages.
 
         Args:
-            sequence: to start.
+            sequence: the sequence to start.
             match: KV that exists for it.
             prefill_ahead: whether its last token waits.
-            tokens: that the step computes of it, at most.
+            tokens: most tokens that the step computes of it.
         """
         S = self.blocks.page_size
         # Pages for the next tokens of running sequences, so that it is not preempted at once.

@@ -18,22 +18,22 @@ class EngineStats:
 
     Attributes:
         backend: attention backend in use.
-        device: what it runs on.
+        device: device that the engine runs on.
         max_num_seqs: maximum sequences that decode at the same time.
         num_decode_steps: decode steps that start as one program, at most.
         steps: steps dispatched.
         multi_steps: decode steps read that ran with others in one program.
-        step_tokens: tokens computed in all of them.
+        step_tokens: tokens computed in all steps.
         steps_by_size: steps by size: those of key i computed at most 2**i tokens and more than
             2**(i - 1).
-        prompt_tokens: of all sequences admitted.
+        prompt_tokens: prompt tokens of all sequences admitted.
         cached_tokens: those of ``prompt_tokens`` served from the prefix cache.
         shared_tokens: those of ``cached_tokens`` in pages that other live sequences held.
-        output_tokens: read back.
-        preemptions: of sequences.
+        output_tokens: output tokens read back.
+        preemptions: number of times that a sequence was preempted.
         swaps: preemptions that swapped to host memory.
-        pages_copied: within the pool.
-        pages_swapped_out, pages_swapped_in: to and from host memory.
+        pages_copied: pages copied within the pool.
+        pages_swapped_out, pages_swapped_in: pages copied to and from host memory.
         kv_tokens_read: tokens of KV that attention read, in each layer.
         kv_tokens_unshared: tokens of KV that it would have read without sharing.
         shared_groups: groups of sequences whose shared pages were read once, over all steps.
@@ -161,10 +161,10 @@ class EngineStats:
         """A copy with the current figures of scheduler and pool.
 
         Args:
-            scheduler: of the engine.
+            scheduler: the engine's scheduler.
             blocks: its pool.
             pinned: pages of shared prefixes, once for each that holds them.
-            num_pages: of the pool.
+            num_pages: number of pages in the pool.
             num_held: sequences that the scheduler does not have yet.
         """
         return dataclasses.replace(

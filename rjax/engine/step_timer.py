@@ -10,7 +10,7 @@ class StepTimer:
     """Observes the steps that fill more than half of the token budget.
 
     Args:
-        cost: is told the times.
+        cost: cost model that is told the times.
         budget: tokens of a step.
     """
 
@@ -26,7 +26,7 @@ class StepTimer:
         and not with decode steps that are read together with it.
 
         Args:
-            step: that was read.
+            step: the step that was read.
             alone: whether no other step is read before the next dispatch.
             last: whether no step is in flight.
         """

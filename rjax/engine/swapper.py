@@ -20,7 +20,7 @@ class Swapper:
         blocks: pages of the device.
         host: slots of the host.
         cost: decides between swapping and recomputing.
-        operations: of the next step; copies to the host are added to them.
+        operations: page operations of the next step; copies to the host are added to them.
         windows: pages of layers with windows; None without such layers.
         num_swaps: sequences swapped out so far.
     """

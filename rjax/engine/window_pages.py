@@ -20,9 +20,9 @@ class WindowPages:
 
     Args:
         blocks: pages of the pool, which serves all page groups.
-        windows: of these page groups, in tokens.
+        windows: window of each of these page groups, in tokens.
         first_group: number of the first of them among all page groups.
-        tables: their page tables; row s is of the sequence in slot s.
+        tables: their page tables; row s is that of the sequence in slot s.
     """
 
     blocks: BlockManager
@@ -87,9 +87,9 @@ class WindowPages:
         The token after them must find the pages that it reaches in every group.
 
         Args:
-            num_pages: that the other page groups have.
-            num_tokens: of the sequence, whose last token is computed in any case.
-            available: (index of the group, page number) to whether the page is there.
+            num_pages: number of leading pages that the other page groups have.
+            num_tokens: number of tokens of the sequence, whose last one is computed in any case.
+            available: maps (index of the group, page number) to whether the page is there.
         """
         S, end = self.blocks.page_size, num_pages
         while end > 0:

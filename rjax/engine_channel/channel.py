@@ -1,4 +1,4 @@
-"""EngineChannel: what a front end needs of an engine, in this process or in another."""
+"""EngineChannel: a front end's interface to an engine, in this process or in another."""
 
 import abc
 import pathlib
@@ -80,7 +80,7 @@ class EngineChannel(abc.ABC):
 
     @abc.abstractmethod
     def compile_progress(self) -> CompileProgress:
-        """How far the compilation of the step sizes is; any thread may call this."""
+        """Progress of the compilation of the step sizes; any thread may call this."""
 
     @abc.abstractmethod
     async def start(self, on_outputs: StepSink, on_failure: Callable[[], None]) -> None:
@@ -104,7 +104,7 @@ class EngineChannel(abc.ABC):
         Args:
             request_id: unique among unfinished requests.
             prompt_token_ids: the prompt.
-            params: how to sample.
+            params: the request's sampling parameters.
             options: further arguments of the engine's ``add_request``, and ``mask_request``, an
                 `rjax.structured.mask_request.MaskRequest`.
 
@@ -144,7 +144,7 @@ class RemotePrefixEngine(PrefixEngine):
     They block. Call them on any thread but that of the event loop.
 
     Args:
-        channel: to the engine.
+        channel: channel to the engine.
     """
 
     def __init__(self, channel: EngineChannel) -> None:

@@ -32,10 +32,10 @@ class EngineLoop:
     """The loop of the thread that owns an engine.
 
     Args:
-        engine: nothing else may use it, except for methods that any thread may call.
+        engine: the engine; nothing else may use it, except for methods that any thread may call.
 
     Attributes:
-        inbox: what it runs between steps.
+        inbox: commands that it runs between steps.
         heartbeat: time of ``time.monotonic`` at which the loop was last between two steps.
         dead: whether the loop has ended, and runs no further command.
         failed: whether it ended on an error.

@@ -50,7 +50,7 @@ class EngineServer:
     when its front end does, whatever the engine is doing.
 
     Args:
-        sock: connected to the front end.
+        sock: socket that is connected to the front end.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -98,7 +98,7 @@ class EngineServer:
         self._sender.send(Failed(pack_error(EngineDeadError("the engine stopped on an error"))))
 
     def _read(self) -> None:
-        """The thread that reads commands."""
+        """Read commands; the target of a thread."""
         reader = MessageReader.of_commands()
         try:
             while data := self._sock.recv(_READ_BYTES):
@@ -163,7 +163,7 @@ class EngineServer:
         self._sender.send(Reply(call, result, None if error is None else pack_error(error)))
 
     def _beat(self) -> None:
-        """The thread that sends signs of life."""
+        """Send signs of life; the target of a thread."""
         sent: Any = None
         while True:
             beat = Beat(time.monotonic())
@@ -181,6 +181,6 @@ class EngineServer:
 
 
 def _function(name: str) -> Any:
-    """The function "module:function"."""
+    """The function of this name, "module:function"."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)

@@ -19,7 +19,7 @@ _KNOWN: dict[str, type[Exception]] = {
         OSError,
     )
 }
-"""Those whose message says all, which commands show as one line."""
+"""The exceptions whose message says all, which commands show as one line, by name."""
 
 
 class EngineProcessError(RuntimeError):
@@ -42,7 +42,7 @@ def pack_error(error: BaseException) -> list[str]:
 
 
 def unpack_error(packed: Any) -> Exception:
-    """The error of `pack_error`; an `EngineProcessError` if its class is not a known one."""
+    """The error that `pack_error` packed; an `EngineProcessError` if its class is unknown."""
     name, message, *reason = packed
     if reason:
         return errors.OverloadedError(message, reason[0])

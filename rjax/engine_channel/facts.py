@@ -1,4 +1,4 @@
-"""What a front end knows of its engine, as plain values."""
+"""The facts that a front end knows of its engine, as plain values."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ from rjax.tokenization import Tokenizer
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSource:
-    """Where a tokenizer was loaded from, to load an equal one.
+    """The files from which a tokenizer was loaded, to load an equal one.
 
     Attributes:
         path: folder or tokenizer.json file; None if it was made from an object.
@@ -49,11 +49,11 @@ class EngineFacts:
         max_logprobs: most alternatives that a request may ask for.
         max_num_seqs: most sequences that decode at the same time.
         page_size: tokens per page.
-        num_pages: of the KV pool.
-        kv_cache_dtype, enable_prefix_caching, gpu_memory_utilization: as in
+        num_pages: number of pages of the KV pool.
+        kv_cache_dtype, enable_prefix_caching, gpu_memory_utilization: the options of
             `rjax.config.CacheSettings`.
         swap_bytes: host memory for swapped KV.
-        tokenizer: None where the engine serves token ids only.
+        tokenizer: source of the tokenizer; None where the engine serves token ids only.
     """
 
     description: str

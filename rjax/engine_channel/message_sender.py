@@ -39,7 +39,7 @@ class MessageSender:
 
         Args:
             request_id: unique among unfinished requests.
-            num_tokens: of the prompt.
+            num_tokens: number of tokens of the prompt.
         """
         with self._changed:
             self._requests[request_id] = SentRequest(num_tokens)
@@ -105,7 +105,7 @@ class MessageSender:
             self._changed.notify_all()
 
     def _send_rest(self) -> None:
-        """The thread."""
+        """Send the bytes that are left; the target of the thread."""
         while True:
             with self._changed:
                 while not self._unsent:

@@ -41,8 +41,8 @@ class Add(msgspec.Struct, tag="add", array_like=True):
         call: number of the `Reply`.
         request_id: unique among unfinished requests.
         token_ids: the prompt.
-        params: those of the fields that differ from the defaults.
-        options: of the engine's ``add_request``.
+        params: the sampling parameters' fields that differ from the defaults.
+        options: further arguments of the engine's ``add_request``.
     """
 
     call: int
@@ -70,7 +70,7 @@ class Call(msgspec.Struct, tag="call", array_like=True):
 
     Attributes:
         call: number of the `Reply`.
-        name: of the method.
+        name: name of the method.
         args, kwargs: its arguments, of plain values.
     """
 

@@ -15,10 +15,10 @@ _METRICS = RequestMetrics.__slots__
 
 
 class SentRequest:
-    """What the engine process knows of a request while it packs its outputs.
+    """The state of a request in the engine process while it packs its outputs.
 
     Args:
-        num_tokens: of the prompt as the front end sent it.
+        num_tokens: number of tokens of the prompt as the front end sent it.
     """
 
     __slots__ = ("num_tokens", "started")

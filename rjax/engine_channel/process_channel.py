@@ -65,7 +65,7 @@ class ProcessChannel(EngineChannel):
         prepare: "module:function" that gets the engine before it serves; None for none.
 
     Attributes:
-        process: of the engine.
+        process: the engine's process.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ProcessChannel(EngineChannel):
         return self._progress is not None
 
     def compile_progress(self) -> CompileProgress:
-        """See `EngineChannel.compile_progress`; that of the last beat."""
+        """See `EngineChannel.compile_progress`; it is known from the last beat."""
         progress = self._progress or CompileProgress(0, 0)
         if progress.waiting and time.monotonic() - self._last_beat > _SILENT_SECONDS:
             return CompileProgress(progress.compiled, progress.total, progress.waits)

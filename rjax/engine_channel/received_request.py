@@ -27,16 +27,16 @@ _log = logging.getLogger(__name__)
 class ReceivedRequest:
     """A request of a front end, which has its text: the engine process has its tokens only.
 
-    The engine sends new tokens. This detokenises them, finds stop strings, and gives outputs of the
-    kind that was asked for. The engine still makes a few tokens after a stop string, which are
-    dropped; the sample ends with the engine's next message, so that its last output has the
+    The engine sends new tokens. This class detokenises them, finds stop strings, and gives outputs
+    of the kind that was asked for. The engine still makes a few tokens after a stop string, which
+    are dropped; the sample ends with the engine's next message, so that its last output has the
     engine's figures.
 
     Args:
-        params: of the request.
+        params: the request's sampling parameters.
         prompt: the prompt's text, if it is known.
-        token_ids: of the prompt.
-        tokenizer: of the model; None where the engine serves token ids only.
+        token_ids: token ids of the prompt.
+        tokenizer: the model's tokenizer; None where the engine serves token ids only.
 
     Attributes:
         stopped: samples that ended here since this list was last cleared; the engine is to be told.
@@ -199,13 +199,14 @@ class _Sample:
     """One sample of a request.
 
     Args:
-        index: in the request.
-        text: of its tokens; None if it is not wanted.
+        index: index of the sample in the request.
+        text: text of its tokens; None if it is not wanted.
 
     Attributes:
         end: finish reason and stop reason of a sample that ended here; None before.
-        finish_reason, stop_reason, error: as in `CompletionOutput`, once the engine ended it too.
-        num_tokens: so far.
+        finish_reason, stop_reason, error: fields of its `CompletionOutput`, set once the engine
+            ended it too.
+        num_tokens: number of tokens so far.
     """
 
     __slots__ = (

@@ -19,7 +19,7 @@ class RequestIntake:
     A grammar is compiled on another thread, so that it delays no step.
 
     Args:
-        loop: of the engine.
+        loop: the engine's loop.
     """
 
     def __init__(self, loop: EngineLoop) -> None:
@@ -41,8 +41,8 @@ class RequestIntake:
         Args:
             request_id: unique among unfinished requests.
             tokens: the prompt.
-            params: how to sample.
-            options: of the request.
+            params: the request's sampling parameters.
+            options: the request's options.
             settle: called on the engine's thread when it has accepted or refused the request; on
                 another thread if its masks cannot be made.
         """

@@ -28,7 +28,7 @@ class ThreadChannel(EngineChannel):
     """Runs the steps of an engine on one thread.
 
     Args:
-        engine: nothing else may step it.
+        engine: the engine; nothing else may step it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -74,7 +74,7 @@ class ThreadChannel(EngineChannel):
 
     @property
     def is_built(self) -> bool:
-        """Always."""
+        """Always true; see `EngineChannel.is_built`."""
         return True
 
     def compile_progress(self) -> CompileProgress:

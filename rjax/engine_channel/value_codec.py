@@ -40,7 +40,7 @@ def pack_params(params: SamplingParams) -> dict[str, Any]:
 
 
 def unpack_params(packed: dict[str, Any]) -> SamplingParams:
-    """The parameters of `pack_params`."""
+    """The parameters that `pack_params` packed."""
     if "output_kind" in packed:
         packed["output_kind"] = RequestOutputKind(packed["output_kind"])
     return SamplingParams(**packed)
@@ -69,7 +69,7 @@ def pack_options(options: dict[str, Any], params: SamplingParams) -> dict[str, A
 
 
 def unpack_options(packed: dict[str, Any]) -> dict[str, Any]:
-    """The options of `pack_options`."""
+    """The options that `pack_options` packed."""
     for name, kind in (("keep_as", KeepAs), ("mask_request", MaskRequest)):
         if packed.get(name) is not None:
             packed[name] = msgspec.convert(packed[name], kind)

@@ -47,7 +47,7 @@ class EmbeddingCache:
     """Embeddings of blocks of nodes: some on the device, some on the host, the others computed.
 
     Args:
-        version: of the graph and the weights; other versions have other keys.
+        version: version of the graph and the weights; other versions have other keys.
         compute: the embeddings [BLOCK_NODES, WIDTH] of a block.
         num_pages: blocks that fit on the device.
         num_slots: blocks that fit on the host.

@@ -90,12 +90,12 @@ def loss_of(
     gradient is that of the log-likelihood, times the advantage.
 
     Args:
-        setup: of the model.
-        weights: to differentiate by.
+        setup: the model's static part, from `functional.prepare`.
+        weights: the weights to differentiate by.
         whole: prompts with their answers, [B, Q + Z], right-padded.
         starts: position of each answer's first token, [B].
-        answers: [B, Z], -1 after the end.
-        advantages: [B].
+        answers: token ids of the answers, [B, Z], -1 after the end.
+        advantages: advantage of each answer, [B].
     """
     logprobs = functional.token_logprobs(setup, weights, whole)
     # Entry i of a row belongs to token i + 1.

@@ -28,7 +28,7 @@ def prefill(
     Args:
         weights: pytree as ``prepare`` gives it.
         tokens: token ids, right-padded with any value.
-        counts: 0 to Q.
+        counts: number of tokens to append to each row, 0 to Q.
 
     Returns:
         The new state, and the float32 logits of each row's next token. A row that does not fit the

@@ -21,7 +21,7 @@ def token_logprobs(
     ``jax.checkpoint`` to recompute activations. Peak memory is that of B x Q x V float32 logits.
 
     Args:
-        setup: of the model.
+        setup: the model's static part, from ``prepare``.
         weights: pytree as ``prepare`` gives it.
         tokens: token ids, right-padded with any id of the vocabulary. Mask the results at padded
             positions.

@@ -22,7 +22,7 @@ class Rollout:
 
     Attributes:
         tokens: token ids; -1 after the end of a sample.
-        logprobs: of each token under the raw logits; 0 after the end.
+        logprobs: log-probability of each token under the raw logits; 0 after the end.
         lengths: tokens of each sample, including the end token.
     """
 
@@ -48,21 +48,21 @@ def rollout(
 ) -> Rollout:
     """Sample each prompt ``samples`` times; its KV is stored once and read once per step.
 
-    Pure: call it inside ``jax.jit`` with ``setup``, ``samples``, ``max_new_tokens``, ``top_k``,
-    ``top_p`` and ``min_p`` static. It can run under the caller's ``shard_map`` over prompts. The
-    tokens are then the same as on one device, because a sample's random numbers depend only on its
-    prompt's key and its index in the group.
+    The function is pure: call it inside ``jax.jit`` with ``setup``, ``samples``,
+    ``max_new_tokens``, ``top_k``, ``top_p`` and ``min_p`` static. It can run under the caller's
+    ``shard_map`` over prompts. The tokens are then the same as on one device, because a sample's
+    random numbers depend only on its prompt's key and its index in the group.
 
     Args:
         weights: pytree as ``prepare`` gives it; not copied.
         prompts: token ids, right-padded with any value.
         lengths: tokens of each prompt, 1 to Q.
-        keys: one for each prompt.
-        samples: n.
-        max_new_tokens: Z; the loop ends early when all samples have ended.
+        keys: one key for each prompt.
+        samples: number of samples of each prompt, n.
+        max_new_tokens: most tokens of a sample, Z; the loop ends early when all samples have ended.
         end_token: one or several tokens that end a sample. -1 stands for no token and may pad an
             array.
-        temperature, top_k, top_p, min_p: as in ``sample``.
+        temperature, top_k, top_p, min_p: see ``sample``.
 
     Raises:
         ValueError: prompt and output together can exceed ``setup.max_context``.

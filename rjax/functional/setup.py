@@ -25,7 +25,7 @@ class Setup:
         graph: the model without its weights, as ``nnx.split`` gives it.
         config: shape of the model.
         backend: the attention kernels.
-        page_size: S.
+        page_size: tokens per page, S.
         max_context: most tokens of a sequence, prompt and output together.
         kv_split_size: tokens of a KV split. Only whole KV splits of a prefix are shared.
         relay: which shared prefixes are read once (RelayAttention).
@@ -44,7 +44,7 @@ class Setup:
 
     @property
     def table_pages(self) -> int:
-        """M, pages of the longest sequence."""
+        """Pages of the longest sequence, M."""
         return math.ceil(self.max_context / self.page_size)
 
     def plan_shape(self, rows: int, seqs: int) -> PlanShape:
@@ -84,8 +84,8 @@ def prepare(
             the cost model expects a gain.
         kv_split_size: tokens of a KV split, a multiple of ``page_size``; None takes the backend's
             tuned size. Prompts shorter than a KV split are not shared.
-        mesh: with an axis ``tensor``, over which the weights are sharded; None for one device, or
-            inside the caller's own ``shard_map``.
+        mesh: mesh with an axis ``tensor``, over which the weights are sharded; None for one device,
+            or inside the caller's own ``shard_map``.
 
     Returns:
         The setup, and the weights as a pytree. Any pytree of the same structure may be passed

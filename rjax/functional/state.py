@@ -34,7 +34,7 @@ class DecodeState:
 
     @property
     def num_pages(self) -> int:
-        """P."""
+        """Number of pages in the pool, P."""
         return self.k_pages[0].shape[0]
 
 
@@ -44,7 +44,7 @@ def pages_needed(
     """Upper bound on the pages of ``samples`` sequences per prompt.
 
     Args:
-        setup: of the model.
+        setup: the model's static part, from ``prepare``.
         prompts: number of prompts.
         prompt_tokens: length of the longest prompt.
         samples: sequences per prompt.

@@ -42,11 +42,11 @@ class QueueAndKvPolicy:
         kv_usage: list[float],
         queued: float = 0.0,
     ) -> int:
-        """Replicas for the figures of those that run.
+        """The number of replicas for the load of the running ones.
 
         Args:
-            sequences: running and waiting ones of each replica.
-            max_num_seqs: most that each decodes at once.
+            sequences: running and waiting sequences of each replica.
+            max_num_seqs: most sequences that each replica decodes at once.
             kv_usage: share of each KV pool in use.
             queued: requests that no replica has taken yet.
         """

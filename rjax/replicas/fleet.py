@@ -45,13 +45,13 @@ _log = logging.getLogger("rjax.serve")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FleetSettings:
-    """What a fleet is made from.
+    """The settings of a fleet.
 
     Attributes:
-        replica: of every replica.
+        replica: settings of every replica.
         options: number, placement and routing of the replicas.
         serve: configuration of the server.
-        drain_seconds: for the requests of a replica that ends.
+        drain_seconds: most seconds that an ending replica continues its requests.
     """
 
     replica: ReplicaSettings
@@ -67,7 +67,7 @@ class Fleet:
     the model anew, while the others serve.
 
     Args:
-        settings: of the fleet.
+        settings: the fleet's settings.
 
     Raises:
         InvalidConfigError: Ray Serve is not installed.
@@ -243,7 +243,7 @@ class Fleet:
 
     @property
     def num_running(self) -> int:
-        """Replicas that run."""
+        """Number of running replicas."""
         return self._num_running
 
     @contextlib.asynccontextmanager
@@ -289,7 +289,7 @@ class Fleet:
 
     @property
     def num_live(self) -> int:
-        """Requests under way."""
+        """Number of requests under way."""
         return self._gateway.num_live
 
     async def start(self) -> None:
@@ -302,7 +302,7 @@ class Fleet:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.update)
 
     async def log_throughput(self, interval: float) -> None:
-        """The replicas log their own."""
+        """Do nothing: the replicas log their own throughput."""
 
     def update(self) -> None:
         """Replace all replicas by new ones, which load the model anew, one after another."""
@@ -344,7 +344,7 @@ class Fleet:
         return not self._gateway.num_live
 
     async def stop(self) -> None:
-        """Cut off what is under way, end the replicas, and leave the cluster."""
+        """Cut off the requests under way, end the replicas, and leave the cluster."""
         if self._stopped:
             return
         self._stopped = True
@@ -376,8 +376,8 @@ def check_gpus(replicas: int, each: int, hosts: list[float]) -> None:
     """Check that the replicas fit.
 
     Args:
-        replicas: how many.
-        each: GPUs of one.
+        replicas: number of replicas.
+        each: GPUs of one replica.
         hosts: GPUs of each host of the cluster.
 
     Raises:

@@ -23,13 +23,13 @@ class FleetLoader:
     """Loads a fleet, as `rjax.serve.loading.service_loader.ServiceLoader` loads a service.
 
     Args:
-        config: of every engine.
+        config: configuration of every engine.
         prefix_files: paths of prefix files by prefix name.
         serve: configuration of the server.
-        options: of the replicas.
+        options: number, placement and routing of the replicas.
         engine_process: run each engine in a process of its own.
-        drain_seconds: for the requests of a replica that ends.
-        access_log, http_level: of the logs.
+        drain_seconds: most seconds that an ending replica continues its requests.
+        access_log, http_level: arguments of `rjax.serve.telemetry.logs.set_up_logs`.
         stats_seconds: interval of each replica's throughput in the log; None never.
     """
 
@@ -77,7 +77,7 @@ class FleetLoader:
         }
 
     def progress(self) -> CompileProgress | None:
-        """None: each replica has a progress of its own, in its log."""
+        """Return None: each replica logs its own progress."""
         return None
 
     def summary(self, more: Mapping[str, str]) -> list[str]:

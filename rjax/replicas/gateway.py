@@ -40,11 +40,11 @@ _log = logging.getLogger("rjax.serve")
 
 @runtime_checkable
 class Replicas(Protocol):
-    """What the gateway needs of the fleet."""
+    """The interface of the fleet for the gateway."""
 
     @property
     def num_running(self) -> int:
-        """Replicas that run."""
+        """Number of running replicas."""
         ...
 
     def ask(self, request: ReplicaRequest) -> AbstractAsyncContextManager[ReplicaAnswer]:
@@ -67,16 +67,16 @@ class Gateway:
     A request whose replica dies before the first byte of its body is sent again, to another
     replica. After that its client gets an error event in a stream, else a closed connection.
 
-    /health is 200 while a replica runs. /metrics and /load are over all replicas. Named prefixes
+    /health is 200 while a replica runs. /metrics and /load cover all replicas. Named prefixes
     are those of ``--prefix-file``: registering one would reach one replica only, so it is refused.
 
     Args:
-        replicas: to send to.
+        replicas: replicas to send requests to.
         serve: configuration of the server.
-        metrics: of this gateway.
+        metrics: this gateway's metrics.
 
     Attributes:
-        num_live: requests under way.
+        num_live: number of requests under way.
         draining: refuse new requests.
     """
 
@@ -237,8 +237,8 @@ class _RelayedResponse:
     be sent again until then.
 
     Args:
-        scope: of the request.
-        send: of the connection.
+        scope: the request's ASGI scope.
+        send: the ASGI ``send`` of the client's connection.
 
     Attributes:
         begun: whether anything was sent.

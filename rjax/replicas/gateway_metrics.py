@@ -11,7 +11,7 @@ class GatewayMetrics:
     """Counts what the gateway does. All values of labels come from fixed lists.
 
     Args:
-        model: its name.
+        model: the model's name.
     """
 
     def __init__(self, model: str) -> None:

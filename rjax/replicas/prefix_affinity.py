@@ -12,7 +12,7 @@ _MOST_KEYS = 262_144  # remembered blocks, about 64 MiB of prompts
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice[R]:
-    """Where a request goes.
+    """The ranking of the replicas for a request.
 
     Attributes:
         ranked: replicas from the best to the worst.
@@ -39,7 +39,7 @@ class PrefixAffinity[R]:
 
     Args:
         tolerance: requests that outweigh a prompt that is all cached.
-        most_keys: remembered blocks.
+        most_keys: most blocks that are remembered.
     """
 
     def __init__(self, tolerance: float, most_keys: int = _MOST_KEYS) -> None:
@@ -52,7 +52,7 @@ class PrefixAffinity[R]:
         return len(self._holders)
 
     def matched(self, blocks: Sequence[bytes]) -> dict[R, int]:
-        """Leading blocks of a prompt that each replica was given before; absent for none."""
+        """Number of leading blocks of a prompt that each replica was given before, if any."""
         found: dict[R, int] = {}
         for number, key in enumerate(blocks):
             holders = self._holders.get(key)
@@ -66,7 +66,7 @@ class PrefixAffinity[R]:
         return found
 
     def choose(self, blocks: Sequence[bytes], loads: Mapping[R, float]) -> Choice[R]:
-        """Rank the replicas for a prompt; remembers nothing.
+        """Rank the replicas for a prompt, without remembering it.
 
         Args:
             blocks: keys of the prompt, as `prefix_blocks` returns them.

@@ -23,8 +23,8 @@ def prefix_blocks(path: str, fields: dict[str, Any], tenant: str) -> tuple[bytes
     The replica validates the body, so whatever is unexpected here is left out.
 
     Args:
-        path: of the route, without a root path.
-        fields: of the body.
+        path: path of the route, without a root path.
+        fields: fields of the body.
         tenant: name of the client's tenant; tenants share no KV.
     """
     if path not in _ROUTES:

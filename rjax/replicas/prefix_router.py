@@ -25,7 +25,7 @@ class PrefixRouter(RequestRouter):
     """
 
     def initialize_state(self, *, tolerance: float, **more: Any) -> None:
-        """Called by Ray with ``request_router_kwargs``.
+        """Set up the router; Ray calls this with ``request_router_kwargs``.
 
         Args:
             tolerance: requests that a replica may have more than another before a prompt whose

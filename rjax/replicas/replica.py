@@ -24,17 +24,17 @@ _log = logging.getLogger("rjax.serve")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplicaSettings:
-    """What a replica is made from.
+    """The settings of a replica.
 
     Attributes:
-        config: of the engine, with absolute paths.
+        config: configuration of the engine, with absolute paths.
         prefix_files: paths of prefix files by prefix name.
         serve: configuration of its app.
-        secret: of the gateway, which the replica's HTTP server asks for.
+        secret: the gateway's secret, which the replica's HTTP server asks for.
         engine_process: run the engine in a process of its own.
         loopback: listen on this machine only.
         stats_seconds: interval of the throughput in the log; None never.
-        access_log, http_level: of `rjax.serve.telemetry.logs.set_up_logs`.
+        access_log, http_level: arguments of `rjax.serve.telemetry.logs.set_up_logs`.
     """
 
     config: EngineConfig
@@ -53,7 +53,7 @@ class Replica:
     requests come to the HTTP server whose address is in `record_replica_metadata`.
 
     Args:
-        settings: of the replica.
+        settings: the replica's settings.
         generation: changes with each rolling update, so that Ray replaces the replicas.
     """
 
@@ -85,8 +85,8 @@ class Replica:
         _log.info("replica %s of generation %d is loaded", self._tag, generation)
 
     async def record_replica_metadata(self) -> dict[str, Any]:
-        """Called by Ray once, before the first request: starts the HTTP server. Returns its
-        "url"."""
+        """Start the HTTP server and return its "url". Ray calls this once, before the first
+        request."""
         from ray.util import get_node_ip_address
 
         address = HostAddress("127.0.0.1" if self._settings.loopback else get_node_ip_address(), 0)
@@ -101,7 +101,7 @@ class Replica:
         return {"url": address.url(listener)}
 
     async def check_health(self) -> None:
-        """Called by Ray.
+        """Raise if the replica is not healthy; called by Ray.
 
         Raises:
             EngineDeadError: the engine is dead or hung, or no worker process can read requests; if
@@ -117,7 +117,7 @@ class Replica:
         return self._tag, self._service.metrics.exposition(stats)
 
     async def num_live(self) -> int:
-        """Unfinished prompts in the engine."""
+        """Number of unfinished prompts in the engine."""
         return self._service.num_live
 
     async def facts(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Replica:
         return await self._service.engine.stats()
 
     async def __del__(self) -> None:
-        """Called by Ray once, after the last request."""
+        """Stop the server. Ray calls this once, after the last request."""
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving

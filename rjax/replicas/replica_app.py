@@ -11,10 +11,10 @@ from rjax.serve.http.starting_app import StartingApp
 from rjax.serve.protocol.errors import ApiError, error_response
 
 SECRET_HEADER = b"x-rjax-gateway"
-"""Header of the gateway's requests, with what only it knows."""
+"""Header of the gateway's requests, whose value is a secret that only the gateway knows."""
 
 LOST_HEADER = b"x-rjax-replica-lost"
-"""Header of responses in the place of which another replica should answer."""
+"""Header of responses that the gateway should replace by the answer of another replica."""
 
 
 class ReplicaApp(StartingApp):
@@ -22,9 +22,9 @@ class ReplicaApp(StartingApp):
     is open to other users of the machine or the cluster.
 
     Args:
-        config: of the server.
-        secret: what requests of the gateway have in `SECRET_HEADER`.
-        failed: whether the engine has stopped on an error.
+        config: the server's configuration.
+        secret: value of `SECRET_HEADER` in the gateway's requests.
+        failed: returns whether the engine has stopped on an error.
     """
 
     def __init__(self, config: ServeConfig, secret: str, failed: Callable[[], bool]) -> None:

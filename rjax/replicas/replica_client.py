@@ -35,8 +35,8 @@ class ReplicaAnswer:
     """A response whose body is still to come.
 
     Attributes:
-        status: of HTTP.
-        headers: without those of the connection.
+        status: HTTP status code.
+        headers: headers of the response, without those of the connection.
         read: returns the bytes that have come, and b"" at the end. Raises `ReplicaLostError`.
     """
 
@@ -50,7 +50,7 @@ class ReplicaClient:
     uses it.
 
     Args:
-        secret: that the replicas ask for.
+        secret: secret that the replicas ask for.
     """
 
     def __init__(self, secret: str) -> None:
@@ -71,8 +71,8 @@ class ReplicaClient:
         body has ended closes the connection, which ends the request in its replica.
 
         Args:
-            url: of the replica, without a path.
-            request: to send.
+            url: URL of the replica, without a path.
+            request: the request to send.
 
         Raises:
             ReplicaLostError: nothing answers there, the connection broke, or the engine is dead.

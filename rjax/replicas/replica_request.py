@@ -12,8 +12,8 @@ class ReplicaRequest:
     where the router runs on another thread.
 
     Attributes:
-        scope: of ASGI.
-        body: all of it.
+        scope: the request's ASGI scope.
+        body: the whole body.
         blocks: keys of the prompt, as `rjax.replicas.prefix_blocks` returns them.
         replica_tag: the replica that must get it, if it still runs; "" lets the router choose.
         avoided: tags of replicas that died on this request.

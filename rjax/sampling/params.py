@@ -278,7 +278,7 @@ class SamplingParams:
         return self.n if self.best_of is None else self.best_of
 
     def each_sequence(self) -> "SamplingParams":
-        """The parameters of one of them: where the best are chosen, with log-probabilities."""
+        """The parameters of one sample, with log-probabilities where the best are chosen."""
         if self.num_sequences == self.n:
             return self
         logprobs = 0 if self.logprobs is None else self.logprobs

@@ -15,7 +15,7 @@ class TokenLogprobs:
     """Log-probabilities at X positions with A alternatives each.
 
     Attributes:
-        logprob: of the target token; natural logarithm.
+        logprob: natural logarithm of the target token's probability.
         rank: 1 plus the number of tokens that are more likely than the target; 0 without a target.
         top_ids: the most likely tokens, best first; ties are in the order of their ids.
         top_logprobs: log-probabilities of ``top_ids``.
@@ -37,7 +37,8 @@ def token_logprobs(
 
     Args:
         logits: raw logits of each position.
-        targets: for prompt log-probabilities, the prompt's next token at each position.
+        targets: target token of each position; for prompt log-probabilities, the prompt's next
+            token.
         k: number of alternatives A; static, 0 to V.
     """
     finite = jnp.finfo(jnp.float32)
@@ -61,9 +62,10 @@ def most_likely(
 ) -> tuple[Float32[Array, "X A"], Int[Array, "X A"]]:
     """The ``k`` largest values of each row and their places, as `jax.lax.top_k` finds them.
 
-    For more than 16, `jax.lax.top_k` sorts whole rows on a GPU. The k largest values, of equal ones
-    the first, lie in the k groups of neighbours with the largest maxima, of equal ones the first:
-    an earlier group has at least one value that precedes all of a later one.
+    For more than 16, `jax.lax.top_k` sorts whole rows on a GPU. The first of equal values, and of
+    equal maxima, precedes the others. The k largest values then lie in the k groups of neighbours
+    with the largest maxima: an earlier group has at least one value that precedes all of a later
+    one.
     """
     X, V = x.shape
     groups = -(-V // _GROUP)

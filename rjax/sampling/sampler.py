@@ -17,7 +17,7 @@ type Argmax = Callable[[Float32[Array, "B V"]], Int[Array, " B"]]
 
 
 def first_largest(x: Float32[Array, "B V"]) -> Int[Array, " B"]:
-    """The argmax over V: of equal numbers the first."""
+    """The argmax over V; the first of equal numbers."""
     return jnp.argmax(x, axis=-1)
 
 
@@ -31,7 +31,7 @@ class SampleResult:
 
     Attributes:
         tokens: token ids.
-        logprob: of the token under the raw logits.
+        logprob: log-probability of the token under the raw logits.
         rank: 1 is the most likely token; 0 in a row that is not live.
         top_ids, top_logprobs: the A most likely tokens under the raw logits, best first.
     """
@@ -63,7 +63,7 @@ def sample(
 
     Args:
         logits: raw logits; NaN counts as -inf.
-        state: of all slots.
+        state: sampling state of all slots.
         slots: sampler slot of each row; live rows have distinct slots.
         live: rows to sample. The other rows are ignored and change no state.
         mode: static. "greedy" is the argmax of the raw logits, "random" adds temperature, "full"
@@ -71,7 +71,7 @@ def sample(
         num_logprobs: static; number of alternatives A per row, at most V.
         bitmask: tokens that each row may take in this step, as in ``SamplingState.allowed``; used
             only in mode "full".
-        argmax: over V; an equal one where devices share V.
+        argmax: the argmax over V; an equivalent one where devices share V.
     """
     num_slots = state.temperature.shape[0]
     rows = jax.tree.map(lambda field: field[jnp.where(live, slots, 0)], state)

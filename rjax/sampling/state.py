@@ -27,7 +27,7 @@ class SamplingState:
     Attributes:
         temperature: 0 is greedy.
         top_k: 0 is off.
-        top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: as in
+        top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: see
             ``SamplingParams``.
         key: the seed, high 32 bits first. A token's random numbers depend on it and ``num_output``.
         num_output: tokens sampled so far.
@@ -127,8 +127,8 @@ def slot_row(
     numbers depend only on the seed and the number of output tokens.
 
     Args:
-        params: as checked by ``SamplingParams.check_model``.
-        seed: 0 to 2**64-1, of the sequence (``sequence_seed``).
+        params: the request's parameters, checked by ``SamplingParams.check_model``.
+        seed: the sequence's seed, 0 to 2**64-1 (``sequence_seed``).
         prompt_token_ids, output_token_ids: ids below ``vocab_size``.
         eos_token_ids: end-of-sequence ids in the model's configuration.
         vocab_size: width of the logits.
@@ -224,7 +224,7 @@ def lower_admission(state: Any, vocab_size: int, admission: Admission) -> jax.st
 
 
 def _packed(rows: Sequence[tuple[int, SlotRow]], num_slots: int) -> UInt32[np.ndarray, "R X"]:
-    """The slots and fields of rows, R of which is 1 or 16, so that two programs serve."""
+    """The slots and fields of rows; R is 1 or 16, so that two programs serve."""
     number = 1 if len(rows) == 1 else _TOGETHER
     names = [name for name in FIELDS if name != _COUNTS]
     size = 1 + sum(getattr(rows[0][1], name).size for name in names)

@@ -24,11 +24,11 @@ class CompiledGrammar:
     new one after a failure, and after slow masks, which are those that make the lexer grow.
 
     Args:
-        matcher: in its initial state; from now on it is only copied.
-        bitmask: of the first token, from `rjax.structured.mask.first_bitmask`.
-        store: that counts this grammar.
-        num_bytes: that the compilation took.
-        seconds: that the compilation took.
+        matcher: matcher in its initial state; from now on it is only copied.
+        bitmask: bitmask of the first token, from `rjax.structured.mask.first_bitmask`.
+        store: the store that counts this grammar.
+        num_bytes: bytes of memory that the compilation took.
+        seconds: seconds that the compilation took.
 
     Attributes:
         failure: why all masks have to end; None if they need not.

@@ -56,10 +56,11 @@ class GrammarCompiler:
         """Bound the memory of compiled constraints.
 
         Args:
-            size: constraints in the cache; those used last are kept.
-            num_bytes: of those in the cache.
-            total_bytes: of those in the cache and in use; beyond it the largest are ended.
-            idle_seconds: after which an unused one leaves the cache.
+            size: most constraints in the cache; those used last are kept.
+            num_bytes: most bytes of the constraints in the cache.
+            total_bytes: most bytes of those in the cache and in use; beyond it the largest are
+                ended.
+            idle_seconds: seconds after which an unused constraint leaves the cache.
         """
         self._store.limit(size, num_bytes, total_bytes, idle_seconds)
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a text must match.
+    """A constraint that a text must match.
 
     Attributes:
-        kind: of the source.
+        kind: kind of the source.
         source: a JSON schema (as text), a regex, or a grammar (Lark or GBNF).
         outer: a Lark grammar of the whole text, in which ``@body`` stands for the source; empty if
             the source describes the whole text.

@@ -16,7 +16,7 @@ _STATM = Path("/proc/self/statm")  # pages: total, resident, ...
 
 @runtime_checkable
 class StoredGrammar(Protocol):
-    """What the store knows of a `rjax.structured.compiled_grammar.CompiledGrammar`."""
+    """The part of a `rjax.structured.compiled_grammar.CompiledGrammar` that the store reads."""
 
     num_bytes: int
     failure: str | None
@@ -75,7 +75,8 @@ class GrammarStore[G: StoredGrammar]:
             self.check()
 
     def check(self) -> None:
-        """Drop what may not stay in the cache, and end the largest if all are too large."""
+        """Drop the grammars that may not stay in the cache, and end the largest if all are too
+        large."""
         with self._lock:
             oldest = time.monotonic() - self._idle_seconds
             for key, (grammar, used) in list(self._kept.items()):
@@ -117,7 +118,7 @@ class GrammarStore[G: StoredGrammar]:
         return int(os.pread(self._statm, 64, 0).split()[1]) * self._page
 
     def timer_ended(self) -> None:
-        """Look for idle grammars; for the timer."""
+        """Look for idle grammars; called by the timer."""
         with self._lock:
             self._timer = None
             self.check()

@@ -66,7 +66,7 @@ class SpecialTokens:
         """A rule: text without special tokens, up to and including ``marker``.
 
         Args:
-            name: of the rule.
+            name: name of the rule.
             marker: a special token or a text.
             text: terminal of the text before the marker.
         """

@@ -18,9 +18,9 @@ class GrammarMask:
     """A `rjax.batch.token_mask.TokenMask` over one copy of a grammar's matcher.
 
     Args:
-        grammar: whose lexer the mask uses.
+        grammar: the grammar whose lexer the mask uses.
         vocab_size: width of the logits.
-        budget: of the request.
+        budget: the request's time budget.
     """
 
     may_be_slow = True  # see `TokenMask`
@@ -69,8 +69,8 @@ def first_bitmask(
     """The bitmask of the first token of a matcher in its initial state.
 
     Args:
-        matcher: of the grammar.
-        tokenizer: of the matcher.
+        matcher: the grammar's matcher.
+        tokenizer: the matcher's tokenizer.
         vocab_size: width of the logits.
 
     Returns:

@@ -18,7 +18,7 @@ class OwnerBudget:
     quick before.
 
     Args:
-        seconds: of masks that take more than 10 ms each.
+        seconds: processor time of masks that take more than 10 ms each.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -72,7 +72,7 @@ class MaskBudget:
         constraint: hash of the request's constraint.
 
     Attributes:
-        exceeded: what `spend` found too long.
+        exceeded: message that says what `spend` found too long.
     """
 
     def __init__(

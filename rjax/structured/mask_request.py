@@ -11,13 +11,13 @@ class MaskRequest:
     """A constraint on every sample of a request.
 
     Attributes:
-        constraint: what the text must match.
+        constraint: the constraint that the text must match.
         seconds: initial time budget of the request's masks, see
             `rjax.structured.mask_budget.MaskBudget`.
         num_bytes: memory that its compilation takes, for the bound of the cache; 0 if unknown.
-        owner: whose request it is. Requests of different owners do not affect each other's masks.
+        owner: owner of the request. Requests of different owners do not affect each other's masks.
         one_mask_seconds: most time of one mask.
-        owner_seconds: of slow masks of all requests of the owner within a minute.
+        owner_seconds: most time of slow masks of all requests of the owner within a minute.
     """
 
     constraint: Constraint

@@ -14,9 +14,9 @@ def spells_special_token(kind: str, source: str, tokenizer: llguidance.LLTokeniz
     """Whether a constraint's text has a special token's text.
 
     Args:
-        kind: of the constraint.
-        source: of the constraint; a grammar's references to special tokens are no text.
-        tokenizer: of the model.
+        kind: kind of the constraint.
+        source: source of the constraint; a grammar's references to special tokens are no text.
+        tokenizer: the model's tokenizer.
     """
     text = "\n".join(_LITERAL.findall(source)) if kind == "grammar" else source
     return any(map(tokenizer.is_special_token, tokenizer.tokenize_str(text)))

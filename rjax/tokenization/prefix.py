@@ -16,9 +16,9 @@ class PrefixTokenizer:
     as a whole.
 
     Args:
-        tokenizer: of the model.
-        prefix: common to all texts.
-        add_special_tokens: as in `Tokenizer.encode`.
+        tokenizer: the model's tokenizer.
+        prefix: text with which all texts start.
+        add_special_tokens: see `Tokenizer.encode`.
     """
 
     def __init__(

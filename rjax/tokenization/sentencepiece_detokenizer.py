@@ -27,8 +27,8 @@ class SentencePieceDecoder:
 
     Attributes:
         replacements: patterns and what stands for them in the text, such as a space for ``▁``.
-        first_replacements: those for the first token of a text.
-        has_byte_tokens: ``<0xNN>`` is a byte, of which others may complete a character.
+        first_replacements: replacements for the first token of a text.
+        has_byte_tokens: whether ``<0xNN>`` is a byte, which others may complete to a character.
         stripped: character that is removed once from the start of a text; empty for none.
     """
 
@@ -88,7 +88,7 @@ class SentencePieceTexts:
     """Texts of the tokens of one vocabulary, remembered.
 
     Args:
-        decoder: of the tokenizer.
+        decoder: the tokenizer's decoder.
         token: vocabulary entry of a token id; None for ids without text, such as hidden special
             tokens.
     """
@@ -134,7 +134,7 @@ class SentencePieceDetokenizer:
     These decoders put no space between tokens, special or not.
 
     Args:
-        texts: of the vocabulary.
+        texts: texts of the vocabulary's tokens.
         prompt_token_ids: tokens before the first one that is pushed.
     """
 

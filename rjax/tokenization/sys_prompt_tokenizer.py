@@ -19,7 +19,7 @@ class SysPromptTokenizer:
     prefix's tokens are computed only once.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         sys_prompt: shared system prompt.
         sys_schema: template with one ``{__SYS_PROMPT}`` and after it one ``{__USR_PROMPT}``.
     """

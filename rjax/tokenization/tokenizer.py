@@ -307,7 +307,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _visible_texts(self) -> SentencePieceTexts | None:
-        """Those of tokens that are not special."""
+        """Texts of the tokens that are not special."""
         return None if self._texts is None else self._texts.without(self._special_ids)
 
     def _bytes_of(self, token_id: int) -> bytes:

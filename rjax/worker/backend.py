@@ -29,7 +29,7 @@ class Backend:
 
     Attributes:
         attention: the attention kernels.
-        tuning: of the attention, for the heads of one device.
+        tuning: the attention's tuning for the heads of one device.
         dispatcher: chooses the other kernels.
         streamed_rows: numbers of rows at which kernels that stream weights take every projection.
         refused: (name, reason) of the faster attention backends that cannot run this.
@@ -43,7 +43,7 @@ class Backend:
 
     @property
     def name(self) -> str:
-        """As given in the configuration."""
+        """Name of the attention backend, as the configuration spells it."""
         return self.attention.name
 
     def padded_rows(self, rows: int) -> int:
@@ -71,14 +71,14 @@ class Backend:
 
         Args:
             rows: tokens of the step, padding included.
-            seqs: its sequences.
+            seqs: sequences of the step.
             max_context: tokens of the longest sequence.
             page_size: tokens a page.
             coalesce: whether KV splits may be coalesced; results are then equal within rounding
                 whoever shares a prefix, without it in every bit.
             unpadded_rows: tokens of the step at most, by default ``rows``.
             kv_split_size: tokens of a KV split; by default the backend's tuning.
-            window: of the layers that the plan serves.
+            window: sliding window of the layers that the plan serves, in tokens; None without.
         """
         tuning = self.tuning
         policy = tuning.split_policy if coalesce else None
@@ -107,13 +107,14 @@ def choose_backend(
     Args:
         name: "mosaic", "triton" or "xla"; "auto" is the first of them that can run this, and the
             log then says why the ones before it cannot.
-        platform: of the devices, "cpu" or "gpu".
-        compute_capability: of a GPU, such as 9.0 for Hopper; None for other devices.
+        platform: platform of the devices, "cpu" or "gpu".
+        compute_capability: compute capability of a GPU, such as 9.0 for Hopper; None for other
+            devices.
         model: its shapes decide which kernels can run.
-        dtype: of weights.
+        dtype: dtype of the weights.
         page_size: tokens a page.
-        kv_dtype: of KV: float8_e4m3fn, or None for ``dtype``.
-        devices: that share the heads and the projections.
+        kv_dtype: dtype of the KV: float8_e4m3fn, or None for ``dtype``.
+        devices: number of devices that share the heads and the projections.
 
     Raises:
         InvalidConfigError: an unknown name, or a backend that cannot run this, and why.

@@ -32,7 +32,7 @@ class CompileTask:
     Attributes:
         lower: traces and lowers it.
         compile: compiles and keeps it. By default JAX keeps it with the jitted function.
-        load: takes it from where another process kept it; whether it was there.
+        load: loads it from where another process kept it; returns whether it was there.
         beside: whether a process beside this one can compile it, by its key.
     """
 
@@ -128,7 +128,7 @@ class BackgroundCompiler:
                 self._waits += ((start, time.monotonic()),)
 
     def hurry(self, keys: Sequence[Hashable]) -> bool:
-        """Compile these programs next; whether nothing is left to be done for them."""
+        """Compile these programs next; return whether nothing is left to be done for them."""
         with self._changed:
             self._put_first(keys)
             return not any(key in self._tasks and key not in self._failed for key in keys)
@@ -137,7 +137,7 @@ class BackgroundCompiler:
         """Wait until everything is compiled. An interrupt meanwhile closes the compiler.
 
         Args:
-            title: of the progress bar.
+            title: label of the progress bar.
             progress: show a progress bar.
 
         Raises:
@@ -166,7 +166,7 @@ class BackgroundCompiler:
                 raise error
 
     def progress(self) -> CompileProgress:
-        """How far it is."""
+        """How far compilation is."""
         with self._changed:
             total = len(self._compiled) + len(self._tasks) - len(self._failed)
             return CompileProgress(
@@ -295,7 +295,7 @@ class BackgroundCompiler:
     # Processes
 
     def _leave(self, key: Hashable) -> bool:
-        """Leave a program to the processes, and start them; whether there are any."""
+        """Leave a program to the processes, and start them; return whether there are any."""
         with self._changed:
             if self._closed:
                 return True

@@ -16,8 +16,8 @@ class BackgroundWarmup:
     """The warm-up of a worker. It holds no device memory.
 
     Args:
-        programs: of steps.
-        keys: of the programs to compile, in this order.
+        programs: programs of the steps.
+        keys: keys of the programs to compile, in this order.
         max_padding: a shape may serve while the best one compiles if it has at most this many
             times the rows.
         admissions: what compiles each of `rjax.sampling.ADMISSIONS`.
@@ -56,7 +56,7 @@ class BackgroundWarmup:
             fitting: shapes that hold the batch, the best one first. While its programs are
                 compiled, another one serves, within ``max_padding``; if none is compiled, this
                 waits.
-            features: of the step.
+            features: the step's features.
         """
         missing = [
             key for key in keys_of_step(fitting[0], features) if not self._compiler.is_compiled(key)
@@ -95,7 +95,7 @@ class BackgroundWarmup:
         self._compiler.wait(title="Compiling steps", progress=progress)
 
     def progress(self) -> CompileProgress:
-        """How far it is; any thread may call this."""
+        """How far compilation is; any thread may call this."""
         return self._compiler.progress()
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class CompileLane:
         self._receive(is_wanted)
 
     def turn(self) -> threading.Lock:
-        """Held by the one lane of a process whose program is chosen and lowered."""
+        """The lock held by the one lane of a process whose program is chosen and lowered."""
         return self._process.turn
 
     def lower(self, key: Hashable, is_wanted: Callable[[], bool]) -> None:
@@ -107,11 +107,11 @@ class CompileLane:
 def lanes_starter(
     source: ProgramSource, num_processes: AutoInt
 ) -> Callable[[], list[CompileLane]] | None:
-    """What starts the processes of an engine; None if it has none.
+    """A function that starts the processes of an engine; None if it has none.
 
     Args:
-        source: of the programs.
-        num_processes: as ``EngineConfig.compile_processes``.
+        source: what the processes lower and compile the programs from.
+        num_processes: the value of ``EngineConfig.compile_processes``.
     """
     if num_processes == "auto":
         on_cpu = source.arguments.mesh.devices.flat[0].platform == "cpu"  # steps need the cores

@@ -14,7 +14,7 @@ class CompiledPrograms:
     It holds no array of the engine. Any thread may call the methods.
 
     Args:
-        lowering: of the programs.
+        lowering: lowers and compiles the programs.
         store: where they are kept between runs; None keeps none.
     """
 
@@ -33,7 +33,7 @@ class CompiledPrograms:
         return self._compiled[key]
 
     def load(self, key: ProgramKey) -> bool:
-        """Take the program from disk; whether it is there."""
+        """Load the program from disk; return whether it is there."""
         program = self._store.load(key) if self._store is not None else None
         if program is not None:
             self._compiled[key] = program

@@ -30,10 +30,10 @@ class Fitted:
     """What a fit holds for: one kind of device, and the kernels that run on it.
 
     Attributes:
-        device: its name, as JAX gives it.
-        backend: of the attention.
+        device: name of the device, as JAX gives it.
+        backend: name of the attention backend.
         N, K, H: query heads and KV heads of one device, head dim.
-        dtype: of the KV.
+        dtype: name of the KV's dtype.
         tile_rows: rows of a multi-row item.
     """
 
@@ -47,7 +47,7 @@ class Fitted:
 
     @property
     def file_name(self) -> str:
-        """One file for each fit; ``tile_rows`` follows from the rest."""
+        """Name of the fit's own file; ``tile_rows`` follows from the rest."""
         words = (self.device, self.backend, f"N{self.N}", f"K{self.K}", f"H{self.H}", self.dtype)
         return re.sub(r"[^a-z0-9]+", "-", "_".join(words).lower(), flags=re.ASCII) + ".json"
 
@@ -60,9 +60,9 @@ def fitted_cost_model(
     A file that is no such fit, or another device's, is left alone with a warning.
 
     Args:
-        backend: of the attention.
-        model: whose heads the devices of the mesh share out.
-        dtype: of the KV.
+        backend: the attention backend and its tuning.
+        model: the model whose heads the devices of the mesh share out.
+        dtype: dtype of the KV.
         mesh: the devices.
     """
     key = Fitted(

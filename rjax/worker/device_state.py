@@ -24,7 +24,7 @@ class DeviceState:
     use, and store what a program returns.
 
     Attributes:
-        arrays: as the program dispatched last leaves them.
+        arrays: the device arrays, as the program dispatched last leaves them.
     """
 
     def __init__(self, arrays: StepState) -> None:
@@ -51,7 +51,7 @@ class DeviceState:
         self.arrays = dataclasses.replace(self.arrays, sampling=sampling, last_tokens=last_tokens)
 
     def wait(self) -> None:
-        """Wait until the device has computed them; an error of a step is not raised here."""
+        """Wait until the device has computed the arrays; an error of a step is not raised here."""
         with contextlib.suppress(RuntimeError):
             jax.block_until_ready(self.arrays)
 

@@ -27,13 +27,13 @@ class DeviceSums:
     and shares are added in the same order.
 
     Args:
-        mesh: of several devices.
+        mesh: mesh of several devices.
         choose: chooses the kernel of a problem.
         peers: exchange buffers of the mesh, or None.
 
     Attributes:
-        peers: for the next exchange. Each takes them from the one before, which keeps all of a
-            device in one order.
+        peers: exchange buffers for the next exchange. Each takes them from the one before, which
+            keeps all exchanges of a device in one order.
     """
 
     def __init__(

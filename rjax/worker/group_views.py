@@ -21,7 +21,7 @@ def group_views(step: StepInput, prepare: Callable[..., Any]) -> tuple[GroupView
 
     Args:
         step: the batch.
-        prepare: (plan, positions) to the plan that attention takes.
+        prepare: maps (plan, positions) to the plan that attention takes.
     """
     first = dataclasses.replace(step, windows=())
     views = [GroupView(first, prepare(step.plan, step.positions))]

@@ -20,13 +20,13 @@ type _Pools = tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]
 
 
 class LayerKernels:
-    """Runs them, on one device, and keeps what they leave for the next layer.
+    """Runs these kernels on one device, and keeps what they leave for the next layer.
 
-    Lives for one trace of the step.
+    The object lives for one trace of the step.
 
     Args:
-        choose: of the dispatcher.
-        run: a kernel on its operands.
+        choose: chooses the kernel of a problem, through the dispatcher.
+        run: runs a kernel on its operands.
         early_weights: see `Problem`.
     """
 
@@ -52,7 +52,7 @@ class LayerKernels:
     ) -> tuple[Residual, _Pools] | None:
         """A layer in one kernel: (the stream after it, the pools), or None without such a kernel.
 
-        pools: of K and V, of the layer.
+        pools: the layer's K pool and V pool.
         """
         x, update = residual.x, residual.update
         problem = layer_problem(
@@ -84,9 +84,9 @@ class LayerKernels:
         """Attention, then one kernel up to that of the next layer, or None without such a kernel.
 
         Args:
-            layer, residual, rotary, following: as in `Operations.decoder_layer`.
-            operations: for attention, and for the projection before it in the first layer.
-            merged: its result as one array.
+            layer, residual, rotary, following: the arguments of `Operations.decoder_layer`.
+            operations: runs attention, and the projection before it in the first layer.
+            merged: returns the result of attention as one array.
         """
         problem = between_problem(
             *(layer, following),

@@ -30,8 +30,8 @@ def compiler_options(leaves: Iterable[Any], platform: str) -> dict[str, bool]:
     as fast without. Weights of integers keep XLA's own choice, which was not measured.
 
     Args:
-        leaves: of the model, or their shapes.
-        platform: that runs the steps, as JAX names it.
+        leaves: parameter leaves of the model, or their shapes.
+        platform: platform that runs the steps, as JAX names it.
     """
     if platform == "gpu" and all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
         return {"xla_gpu_enable_triton_gemm": False}
@@ -43,12 +43,12 @@ class ProgramArguments:
     """The shapes and shardings with which an engine calls its programs. It holds no array.
 
     Attributes:
-        leaves: of the model, by `shapes_of`.
-        state: of the StepState, likewise.
+        leaves: shapes of the model's parameter leaves, from `shapes_of`.
+        state: shapes of the StepState, from `shapes_of`.
         mesh: devices of the steps.
         vocab_size: width of the logits, V.
         hidden_size: width of the hidden states, D.
-        dtype: of the hidden states.
+        dtype: dtype of the hidden states.
         num_decode_steps: steps of a multi-step program.
     """
 
@@ -68,7 +68,7 @@ class ProgramLowering:
 
     Args:
         programs: the jitted functions.
-        arguments: of the programs.
+        arguments: shapes and shardings of the programs' arguments.
     """
 
     def __init__(self, programs: StepPrograms, arguments: ProgramArguments) -> None:

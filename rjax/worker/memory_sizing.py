@@ -85,10 +85,10 @@ def fit_pool(
 ) -> PoolSize:
     """Size the pool by the memory that the weights and the largest step leave.
 
-    On a GPU: ``utilization`` of the device's memory, less the memory in use, less
-    ``workspace_bytes``. On a CPU, which has no ``memory`` statistics: 1 GiB, or what a sequence of
-    full length needs, within a tenth of the host's memory and half of the free memory. Never more
-    than ``num_seqs`` sequences of full length need.
+    On a GPU, the pool gets ``utilization`` of the device's memory, less the memory in use, less
+    ``workspace_bytes``. On a CPU, which has no ``memory`` statistics, it gets 1 GiB, or what a
+    sequence of full length needs, within a tenth of the host's memory and half of the free memory.
+    It never gets more than ``num_seqs`` sequences of full length need.
 
     The number of pages is part of the shapes of every compiled step, so a later start finds its
     programs in the compilation cache only if it computes the same number. The number is therefore
@@ -97,15 +97,15 @@ def fit_pool(
     host's memory is free.
 
     Args:
-        bytes_per_page: over all layers of a page group, and all devices.
+        bytes_per_page: bytes of a page over all layers of a page group, and all devices.
         page_size: tokens a page.
         max_model_len: tokens of the longest sequence.
         num_seqs: sequences that hold pages at once.
         memory: ``memory_stats()`` of one device, weights loaded; None on a CPU.
-        num_devices: that the pool is sharded over.
+        num_devices: number of devices that the pool is sharded over.
         utilization: share of the memory that may be used.
-        workspace_bytes: of one device, for the largest step.
-        windows: of each page group.
+        workspace_bytes: workspace of the largest step on one device, in bytes.
+        windows: sliding window of each page group, in tokens; None without.
 
     Raises:
         OutOfMemoryError: not even one sequence of ``max_model_len`` tokens fits.
@@ -156,11 +156,11 @@ def gpu_pool_pages(
     number of sequences; 0 if ``settings.num_pages`` do not.
 
     Args:
-        settings: of the pool.
-        bytes_per_page: over all layers and devices.
+        settings: settings of the pool.
+        bytes_per_page: bytes of a page over all layers and devices.
         memory: ``memory_stats()`` of one device, weights loaded.
-        num_devices: that the pool is sharded over.
-        workspace_bytes: of one device, for the largest step.
+        num_devices: number of devices that the pool is sharded over.
+        workspace_bytes: workspace of the largest step on one device, in bytes.
     """
     if settings.num_pages is None:
         utilization = settings.gpu_memory_utilization
@@ -188,9 +188,9 @@ def check_pool_fits(pool: PoolSize, *, memory: Mapping[str, int] | None, num_dev
     """Refuse a pool of a configured size before it is allocated.
 
     Args:
-        pool: its size.
+        pool: size of the pool.
         memory: ``memory_stats()`` of one device, weights loaded; None (a CPU) checks nothing.
-        num_devices: that the pool is sharded over.
+        num_devices: number of devices that the pool is sharded over.
 
     Raises:
         OutOfMemoryError: it does not fit; the message says how many pages do.
@@ -220,7 +220,7 @@ def check_weights_fit(
     Args:
         weights: bytes of all devices together.
         memory: ``memory_stats()`` of one device; None (a CPU) checks nothing.
-        num_devices: that the weights are sharded over.
+        num_devices: number of devices that the weights are sharded over.
         utilization: share of the memory that may be used.
 
     Raises:

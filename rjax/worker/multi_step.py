@@ -21,10 +21,10 @@ class QueuedResult:
     """The result of one decode step.
 
     Attributes:
-        result: on the device: the StepResult of the step, or the tokens of all steps that ran in
-            one program with it. None until the step is dispatched.
-        index: of the step in those tokens.
-        program: that the policy times; None for the steps of an incomplete queue.
+        result: the StepResult of the step, or the tokens of all steps that ran in one program with
+            it, on the device. None until the step is dispatched.
+        index: index of the step in those tokens.
+        program: program that the policy times; None for the steps of an incomplete queue.
     """
 
     result: StepResult | Int[Array, "steps B"] | None = None
@@ -41,7 +41,7 @@ class MultiStepQueue:
 
     Args:
         runner: dispatches the steps.
-        state: of the worker.
+        state: the worker's device state.
         num_steps: steps of one program; 1 queues nothing.
         policy: is told when steps are dispatched and read; None for a fixed number of steps.
     """

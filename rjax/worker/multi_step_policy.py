@@ -26,8 +26,8 @@ class DecodeProgram:
     """A dispatched program of decode steps.
 
     Attributes:
-        key: of the multi-step program for such steps.
-        num_steps: that it runs.
+        key: key of the multi-step program for such steps.
+        num_steps: number of decode steps that it runs.
         dispatched: time of its dispatch.
         is_read: whether the tokens of one of its steps were read.
     """
@@ -44,12 +44,12 @@ class _Times:
 
     Attributes:
         pays: whether several steps a program are faster.
-        steps: that ran alone since the last pause.
+        steps: number of steps that ran alone since the last pause.
         late: smoothed share of single steps that the device had finished when the host read them.
         late_seconds: total time of those.
         single: smoothed seconds of a late single step: the host's time.
         program: smoothed seconds of a program of several steps; None if it has to be measured.
-        programs: of several steps, read so far.
+        programs: number of programs of several steps, read so far.
         pause: single steps before several are tried again.
         since_program: single steps since a program of several.
     """
@@ -141,7 +141,7 @@ class MultiStepPolicy:
         """Whether decode steps of this key should run several to a program.
 
         Args:
-            key: of the steps.
+            key: key of the steps.
             streams: whether some request is to get each token at once.
         """
         if self._allowed is not None and key not in self._allowed:
@@ -155,7 +155,7 @@ class MultiStepPolicy:
         return self._times[key].late_seconds >= _COMPILE_SECONDS
 
     def dispatched(self, key: Hashable, num_steps: int) -> DecodeProgram:
-        """A program that is dispatched now."""
+        """Note that a program is dispatched now, and return it."""
         self._last_dispatched = DecodeProgram(key, num_steps, self._clock())
         return self._last_dispatched
 
@@ -163,7 +163,7 @@ class MultiStepPolicy:
         """Note that the tokens of a step are on the host now.
 
         Args:
-            program: that ran the step.
+            program: program that ran the step.
             late: whether the device had finished it when the host began to read.
         """
         if program.is_read:
@@ -204,5 +204,5 @@ def multi_step_policy(config: EngineConfig, *, platform: str) -> MultiStepPolicy
 
 
 def _smoothed(old: float | None, new: float) -> float:
-    """The smoothed time with a new one, of which an outlier counts twice the old at most."""
+    """The smoothed time with a new one; an outlier counts as twice the old one at most."""
     return new if old is None else old + _WEIGHT * (min(new, 2 * old) - old)

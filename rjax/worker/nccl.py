@@ -14,7 +14,7 @@ from rjax.errors import InvalidConfigError
 
 _LIBRARY = "libnccl.so.2"
 _FUNCTION, _OLDEST = "ncclGetPeerDevicePointer", "2.29.2"
-"""What XLA calls since jax 0.12, and the first version that has it."""
+"""The NCCL function that XLA calls since jax 0.12, and the first version that has it."""
 
 
 def check_nccl(load: Callable[[str], Any] = ctypes.CDLL) -> None:

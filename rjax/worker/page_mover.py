@@ -56,13 +56,13 @@ class PageMover:
     the copies between host and device need no program.
 
     Args:
-        num_pages: of the device pool.
-        shape: of one page in one pool, (K, S, H).
-        num_pools: K and V arrays.
+        num_pages: number of pages of the device pool, P.
+        shape: shape of one page in one pool, (K, S, H).
+        num_pools: number of K and V arrays.
         num_slots: host slots, one page each. A slot's memory is allocated at its first use and
             kept. All slots together take the memory of their pages and of the copies in flight.
-        dtype: of the pools.
-        mesh: the pools are sharded over K on its axis ``tensor``.
+        dtype: dtype of the pools.
+        mesh: the devices; the pools are sharded over K on the axis ``tensor``.
 
     Raises:
         InvalidConfigError: there are host slots, and the devices reach no page-locked host memory.
@@ -90,7 +90,7 @@ class PageMover:
 
     @property
     def page_shape(self) -> tuple[int, ...]:
-        """Of one page in all pools, (pools, K, S, H)."""
+        """Shape of one page in all pools, (pools, K, S, H)."""
         return self._shape
 
     def run(self, pools: Pools, operations: list[PageOperation]) -> Pools:
@@ -123,7 +123,7 @@ class PageMover:
         """The name of each copy's program and how it is made; those of few pages come first.
 
         Args:
-            pools: or their shapes and shardings.
+            pools: the pools, or their shapes and shardings.
         """
         page = jax.ShapeDtypeStruct(self._shape, self._dtype, sharding=self._on_device)
         found: list[tuple[str, CompileTask]] = []

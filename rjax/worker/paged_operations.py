@@ -74,7 +74,7 @@ class PagedOperations(Operations):
         k_pages, v_pages: one pool for each layer, or for each layer of the largest page group.
         step: the batch.
         backend: attention and the dispatcher of the other kernels.
-        mesh: with an axis ``tensor``.
+        mesh: the devices, with an axis ``tensor``.
         record: called with every choice of a kernel.
         peers: exchange buffers of the mesh; None without.
         groups: page groups of the layers; None if all share their pages.

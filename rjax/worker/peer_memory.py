@@ -34,7 +34,7 @@ class PeerMemory:
 
         Args:
             mesh: the devices, with the axis ``tensor`` alone.
-            max_numbers: of an update, such as rows times hidden size.
+            max_numbers: most numbers of an update, such as rows times hidden size.
         """
         n = mesh.size
         capacity = min(update_capacity(n), -(-max_numbers // 128) * 128)
@@ -49,13 +49,13 @@ class PeerMemory:
         return memory, Peers(table, state, capacity)
 
     def addresses(self, mesh: Mesh) -> list[int]:
-        """Of the buffers, in the order of the devices of the mesh."""
+        """Addresses of the buffers, in the order of the devices of the mesh."""
         shards = {shard.device: shard.data for shard in self._buffers.addressable_shards}
         return [shards[device].unsafe_buffer_pointer() for device in mesh.devices.flat]
 
     @property
     def bytes_per_device(self) -> int:
-        """Of the exchange buffer."""
+        """Bytes of the exchange buffer of one device."""
         return self._buffers.nbytes // len(self._buffers.addressable_shards)
 
 

@@ -26,14 +26,14 @@ _MOST_NAMED = 10  # parts of an identity in an error
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelSource:
-    """From which the kernels of an engine are chosen again; functions have no bytes.
+    """Values by which the kernels of an engine are chosen again; functions are not serialised.
 
     Attributes:
-        name: of the attention backend.
+        name: the attention backend's name.
         model: its shapes decide which kernels can run.
-        dtype: of the weights.
+        dtype: dtype of the weights.
         page_size: tokens a page.
-        kv_dtype: of KV.
+        kv_dtype: dtype of the KV.
         considered: names of the kernels that the dispatcher considers.
     """
 
@@ -80,14 +80,14 @@ class KernelSource:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProgramSource:
-    """From which the programs of an engine are lowered and compiled. It holds no array.
+    """Values from which the programs of an engine are lowered and compiled. It holds no array.
 
     Attributes:
-        identity: its parts, as of `identity_parts`.
-        folder: of the `ProgramStore` that keeps them.
-        graph, treedef: of the model.
-        arguments: of the programs.
-        kernels: of the steps.
+        identity: parts of the programs' identity, from `identity_parts`.
+        folder: directory of the `ProgramStore` that keeps the programs.
+        graph, treedef: the model's graph definition and the tree structure of its parameters.
+        arguments: shapes and shardings of the programs' arguments.
+        kernels: source of the steps' kernels.
     """
 
     identity: dict[str, str]
@@ -98,7 +98,7 @@ class ProgramSource:
     kernels: KernelSource
 
     def dumps(self) -> bytes:
-        """For `loads`, with the settings of JAX in this process."""
+        """Serialise for `loads`, with the settings of JAX in this process."""
         settings = {
             name: value
             for name, value in jax.config.values.items()
@@ -111,8 +111,10 @@ class ProgramSource:
 
     @classmethod
     def loads(cls, data: bytes) -> "ProgramSource":
-        """What `dumps` wrote; in a process with the same devices, which gets the settings of JAX
-        before it asks for them."""
+        """Read what `dumps` wrote, in a process with the same devices.
+
+        The process gets the settings of JAX before it asks for the devices.
+        """
         file = io.BytesIO(data)
         for name, value in json.loads(file.readline()).items():
             if jax.config.values.get(name) != value:

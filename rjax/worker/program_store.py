@@ -25,7 +25,7 @@ def open_store(identity: str | None, mesh: Mesh) -> "ProgramStore | None":
     """A store in JAX's compilation cache; None without such a folder, or without an identity.
 
     Args:
-        identity: of everything but its key that a program depends on.
+        identity: digest of everything but its key that a program depends on.
         mesh: devices that run the programs.
     """
     folder = jax.config.jax_compilation_cache_dir
@@ -52,12 +52,12 @@ class ProgramStore:
     Any thread may call the methods, and processes may share the folder.
 
     Args:
-        folder: of the files; made if it is not there.
-        identity: of everything but its key that a program depends on.
+        folder: directory of the files; made if it is not there.
+        identity: digest of everything but its key that a program depends on.
         mesh: devices that run the programs.
 
     Attributes:
-        folder: as given.
+        folder: directory of the files.
     """
 
     def __init__(self, folder: pathlib.Path, identity: str, mesh: Mesh) -> None:

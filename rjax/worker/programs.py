@@ -23,7 +23,7 @@ class ProgramKey:
         kind: "step" computes logits and greedy tokens; "sampling" replaces the tokens of a step;
             "prompt_logprobs" follows a step too; "multi_step" runs several steps, sampling
             included.
-        shape: of the step; None for "sampling".
+        shape: shape of the step; None for "sampling".
         seqs: sequences in the batch, B.
         features: what it computes.
     """
@@ -42,7 +42,7 @@ def step_key(shape: StepShape) -> ProgramKey:
 def sampling_key(seqs: int, features: StepFeatures) -> ProgramKey | None:
     """The sampling program of a step, or None if the step's own greedy tokens serve.
 
-    Of steps with logprobs, the mode "random" serves greedy sequences too.
+    In steps with logprobs, the mode "random" serves greedy sequences too.
     """
     if features.num_logprobs:
         if features.sampling == "greedy":
@@ -81,14 +81,14 @@ class StepPrograms:
     step shape with as many sequences. So do steps with prompt logprobs.
 
     Args:
-        graph: of the model.
-        treedef: of its flat parameter leaves.
+        graph: the model's graph definition.
+        treedef: tree structure of the model's flat parameter leaves.
         backend: kernels of the steps.
         mesh: devices of the steps.
-        layouts: of the packed inputs, by step shape.
+        layouts: layouts of the packed inputs, by step shape.
 
     Attributes:
-        layouts: of the packed inputs, by step shape.
+        layouts: layouts of the packed inputs, by step shape.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ _PROMPT_BLOCK = 64  # prompt rows whose logits are computed at once
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepState:
-    """What lives on the device from step to step; donated to each.
+    """The arrays that live on the device from step to step; they are donated to each step.
 
     Attributes:
         k_pages, v_pages: one pool a layer.
@@ -62,9 +62,9 @@ class StepResult:
 
     Attributes:
         tokens: sampled token of each sequence of the batch; -1 where none was.
-        sampled: their logprobs.
+        sampled: logprobs of the sampled tokens.
         prompt: logprobs of the tokens that follow each of the T rows.
-        logits: of each sequence of the batch, for a sampling program.
+        logits: logits of each sequence of the batch, for a sampling program.
         hidden: final-normed hidden states of the T rows, for the prompt logprobs.
     """
 
@@ -207,7 +207,7 @@ def _sampled(
     features: StepFeatures,
     argmax: Argmax = first_largest,
 ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
-    """Logits to tokens."""
+    """Sample tokens from the logits."""
     drawn, sampling = sample(
         logits,
         sampling,

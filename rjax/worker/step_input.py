@@ -27,8 +27,8 @@ class WindowInput:
     """The pages and the attention plan of W page groups with the same window.
 
     Attributes:
-        kv_slots: as in StepInput, for each group.
-        pages: of each group and sequence, R page ids from ``first_page`` on.
+        kv_slots: KV index of each row in each group, as in StepInput.
+        pages: R page ids of each sequence in each group, from ``first_page`` on.
         first_page: number of the first page that the step reaches in each sequence.
         plan: the attention work lists, the same for all groups.
     """
@@ -56,14 +56,15 @@ class StepInput:
     Attributes:
         tokens: token ids known to the host; 0 in rows with a ``token_slot``.
         token_slot: sampler slot whose last token, still on the device, is this row's; -1 for none.
-        positions: of each row in its sequence; -1 for padding.
+        positions: position of each row in its sequence; -1 for padding.
         kv_slots: KV index of each row, page * S + offset; -1 for padding and for stored KV.
         page_table: page ids of each sequence.
         sample_row: the row whose logits give each sequence's next token.
         slots: sampler slot of each sequence.
         live: 1 where the sequence samples a token in this step.
         plan: the attention work lists.
-        windows: for each window but that of the first page group, which the fields above serve.
+        windows: inputs of each window but that of the first page group, which the fields above
+            serve.
     """
 
     tokens: Int[IntArray, " T"]
@@ -79,7 +80,7 @@ class StepInput:
 
     @property
     def plans(self) -> tuple[AttentionPlan, ...]:
-        """Those of all page groups, one a window."""
+        """The attention plans of all page groups, one a window."""
         return (self.plan, *[window.plan for window in self.windows])
 
 
@@ -92,10 +93,10 @@ def build_step_input(
     """Build the input of a step of this shape from a batch, in its order.
 
     Args:
-        batch: of running sequences.
-        tables: of each page group; row s lists the pages of the sequence in slot s. Entries of
-            pages that it does not hold are ignored.
-        shape: of the compiled step.
+        batch: the running sequences.
+        tables: page table of each page group; row s lists the pages of the sequence in slot s.
+            Entries of pages that it does not hold are ignored.
+        shape: shapes of the compiled step.
         sharing: which shared pages attention reads once.
 
     Returns:
@@ -280,8 +281,8 @@ def prompt_targets(batch: list[ScheduledSequence], rows: int) -> Int[np.ndarray,
     """The prompt token that follows each row of a step, where prompt logprobs are wanted; else 0.
 
     Args:
-        batch: in the order of the step.
-        rows: of the step, T.
+        batch: the scheduled sequences in the order of the step.
+        rows: number of token rows in the step, T.
     """
     targets, row = np.zeros(rows, np.int32), 0
     for sequence, start, stop, _, _ in batch:

@@ -39,9 +39,9 @@ class OrderedInput:
     """A step's input.
 
     Attributes:
-        batch: in the order of the step.
-        packed: as by `PackedLayout.pack`; nothing writes it later.
-        stats: what its attention reads.
+        batch: the scheduled sequences in the order of the step.
+        packed: the input as `PackedLayout.pack` packs it; nothing writes it later.
+        stats: what the step's attention reads.
     """
 
     batch: list[ScheduledSequence]
@@ -54,13 +54,13 @@ class _DecodeStep:
     """A decode step, which the next one may follow.
 
     Attributes:
-        shape: of the step.
-        scheduled: its batch as it was scheduled.
+        shape: the step's shape.
+        scheduled: the step's batch as it was scheduled.
         order: index in ``scheduled`` of each sequence of the step.
         stops: length of each sequence of the step.
-        growing: of each plan, the single-row items that end where their sequence does.
-        more_steps: that the plans serve.
-        stats: of each plan.
+        growing: the single-row items of each plan that end where their sequence does.
+        more_steps: number of decode steps that the plans serve after this one.
+        stats: what each plan reads.
         made: the input.
     """
 
@@ -189,12 +189,12 @@ class StepInputBuilder:
     """Makes the input of one step after the other.
 
     Args:
-        layouts: of the packed inputs.
+        layouts: layouts of the packed inputs, by step shape.
         sharing: which shared pages attention reads once.
-        num_pages: of the KV pool, to check each input against; None checks nothing.
+        num_pages: number of pages of the KV pool, to check each input against; None checks nothing.
 
     Attributes:
-        sharing: as above.
+        sharing: which shared pages attention reads once.
     """
 
     def __init__(
@@ -213,10 +213,10 @@ class StepInputBuilder:
         """The input of the next step.
 
         Args:
-            batch: in any order; in that of the result, sequences with the same pages are
-                neighbours.
-            tables: of each page group; row s lists the pages of the sequence in slot s.
-            shape: of the compiled step.
+            batch: the scheduled sequences in any order; in the result, sequences with the same
+                pages are neighbours.
+            tables: page table of each page group; row s lists the pages of the sequence in slot s.
+            shape: shapes of the compiled step.
 
         Raises:
             ValueError: the input does not fit the pool, if that is checked.

@@ -30,9 +30,9 @@ class UnsampledStep:
     """A step whose logits are computed and whose sampling is not dispatched.
 
     Attributes:
-        features: of the step.
+        features: the step's features.
         rows: slots and live, as in StepInput.
-        result: of the step program, on the device.
+        result: result of the step program, on the device.
     """
 
     features: StepFeatures
@@ -45,15 +45,15 @@ class StepRunner:
 
     Args:
         leaves: the model's arrays.
-        programs: of the steps.
+        programs: compiled programs of the steps.
         mesh: devices that hold weights and state.
         vocab_size: width of the logits, V.
-        layouts: of the packed inputs, by step shape.
+        layouts: layouts of the packed inputs, by step shape.
 
     Attributes:
         leaves: the model's arrays.
-        programs: of the steps.
-        layouts: of the packed inputs, by step shape.
+        programs: compiled programs of the steps.
+        layouts: layouts of the packed inputs, by step shape.
         waits: begin and end of the first calls, which compile what is not compiled yet.
         waiting: whether a first call is under way.
     """
@@ -91,11 +91,11 @@ class StepRunner:
         """Dispatch a whole step, sampling included.
 
         Args:
-            state: of the worker.
-            shape: of the step.
-            features: of the step.
-            packed: its input.
-            targets: the token that follows each row; of a step with prompt logprobs.
+            state: the worker's device state.
+            shape: the step's shape.
+            features: the step's features.
+            packed: the step's packed input.
+            targets: the token that follows each row, for a step with prompt logprobs.
         """
         step = self.run_forward(state, shape, features, packed, targets)
         if sampling_key(shape.seqs, features) is None:
@@ -141,8 +141,8 @@ class StepRunner:
         """Dispatch the sampling of a step.
 
         Args:
-            state: of the worker.
-            step: from `run_forward`.
+            state: the worker's device state.
+            step: the unsampled step that `run_forward` returned.
             bitmask: bit v % 32 of word v // 32 of row b says whether sequence b may take token v.
         """
         return self._sample(state, step, jax.device_put(bitmask, self._replicated))

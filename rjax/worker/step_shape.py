@@ -20,7 +20,7 @@ class StepShape:
         rows: T, tokens computed.
         seqs: B, sequences in the batch.
         table_pages: M, pages of the longest sequence.
-        page_size: S.
+        page_size: tokens a page, S.
         plan: shapes of the attention plan, of the first page group.
         groups: page groups of the layers; None if all layers share their pages and keep all.
         window_plans: shapes of the plans of the other windows, as ``kinds`` lists them.
@@ -108,7 +108,7 @@ class ShapeTable:
     prefill-ahead sequences. Decode shapes of ``spare_rows`` rows or more hold prompt chunks too.
 
     Args:
-        limits: of the steps; b and t.
+        limits: limits of the steps, with b and t.
         max_model_len: tokens of the longest sequence.
         page_size: tokens a page.
         plan_shape: (step rows, sequences, rows without padding) -> shapes of its attention plan;
@@ -116,7 +116,7 @@ class ShapeTable:
         padded_rows: decode batch size -> rows of its step.
         spare_rows: rows up to which a step is bound by reading the weights; 0 if that is not known.
         growth: g, ratio of one size to the next smaller one.
-        groups: as in `StepShape`.
+        groups: page groups of the layers, as in `StepShape`.
     """
 
     def __init__(

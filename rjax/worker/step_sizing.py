@@ -28,10 +28,10 @@ def shape_table(
     """The step shapes of a backend.
 
     Args:
-        config: of the engine.
+        config: the engine's configuration.
         backend: kernels of the steps.
         max_model_len: tokens of the longest sequence.
-        limits: of the steps.
+        limits: limits of the steps.
         growth: ratio of one step size to the next smaller one.
         groups: page groups of the model, if it has windows.
     """
@@ -76,18 +76,18 @@ def gpu_pool_tokens(
 ) -> int:
     """Tokens of the KV pool on GPUs whose weights are loaded; nothing is compiled for it.
 
-    With windows: of sequences within their windows, but no fewer than one sequence of full length
-    has, if it fits.
+    With windows, it counts the tokens of sequences within their windows, but no fewer than one
+    sequence of full length has, if it fits.
 
     Args:
-        config: of the engine; a configured ``num_pages`` that does not fit beside the largest step
-            gives 0.
-        model: its shapes.
-        shapes: of the steps.
-        limits: of the steps.
-        dtype, kv_dtype: of weights and of KV.
+        config: the engine's configuration; a configured ``num_pages`` that does not fit beside the
+            largest step gives 0.
+        model: the model's shapes.
+        shapes: the engine's step shapes.
+        limits: limits of the steps.
+        dtype, kv_dtype: dtypes of the weights and of the KV.
         memory: ``memory_stats()`` of one device.
-        num_devices: that the pool is sharded over.
+        num_devices: number of devices that the pool is sharded over.
     """
     cache, groups = config.cache, shapes.largest.groups
     workspace = workspace_bytes(

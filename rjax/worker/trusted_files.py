@@ -10,7 +10,7 @@ def distrust(found: os.stat_result) -> str | None:
     The user of this process, root, and the members of the file's group are trusted.
 
     Args:
-        found: of the file or folder.
+        found: stat result of the file or folder.
     """
     if not hasattr(os, "geteuid"):  # Windows has no such owners
         return None

@@ -15,7 +15,7 @@ _SHARES = PartitionSpec(TENSOR_AXIS)
 
 
 def qkv_specs(qkv: Array | Partial) -> Any:
-    """Of the projections of queries, keys and values, cut along K."""
+    """Specs of the projections of queries, keys and values, sharded along K."""
     if not isinstance(qkv, Partial):
         return _PROJECTIONS
     bias = None if qkv.bias is None else PartitionSpec(TENSOR_AXIS, None, None)
@@ -23,7 +23,10 @@ def qkv_specs(qkv: Array | Partial) -> Any:
 
 
 def value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[[Any], Any]:
-    """From a projection's result to its specs; the summands of a Partial may be sharded."""
+    """A function from a projection's result to its specs.
+
+    The summands of a Partial may be sharded.
+    """
     columns = sharding.outputs[-1:] if activated else sharding.outputs
 
     def specs(found: Any) -> Any:
@@ -36,5 +39,5 @@ def value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[[
 
 
 def shares(found: Any) -> Any:
-    """From a result of experts to its specs: the shares of the devices."""
+    """Specs of a result of experts, whose summands are the devices' shares."""
     return Partial(_SHARES, None, found.dtype)  # type: ignore[arg-type]

@@ -42,8 +42,8 @@ def warmup_keys(
     at their first use.
 
     Args:
-        shapes: of the steps.
-        modes: of the sampler.
+        shapes: the engine's step shapes.
+        modes: the sampler modes.
         num_decode_steps: steps of a multi-step program; 1 compiles none.
         num_logprobs: alternatives that the sampling with logprobs returns; 0 compiles none.
         spare_rows: rows up to which a step is bound by reading the weights; 0 if a step costs as
@@ -85,10 +85,10 @@ def run_empty_steps(
     """Run every step shape in these modes of the sampler on an empty batch.
 
     Args:
-        runner: whose programs run.
-        state: of the worker; the empty batch changes nothing in it.
-        shapes: of the steps.
-        modes: of the sampler.
+        runner: the runner whose programs run.
+        state: the worker's device state; the empty batch changes nothing in it.
+        shapes: the engine's step shapes.
+        modes: the sampler modes.
     """
     for shape in shapes.all:
         packed = _empty_input(runner, shape)
@@ -113,9 +113,9 @@ def short_multi_step_keys(
     several fit into ``seconds``, or if it takes the device less time than the host.
 
     Args:
-        runner, state, shapes, modes: as in `run_empty_steps`.
+        runner, state, shapes, modes: the arguments of `run_empty_steps`.
         num_decode_steps: steps of a multi-step program.
-        seconds: most of a program.
+        seconds: longest time of a program.
     """
     return [
         key
@@ -139,8 +139,8 @@ def multi_step_seconds(
 
 
 def _is_short(runner: StepRunner, state: DeviceState, shape: StepShape, seconds: float) -> bool:
-    """Whether the device takes at most so long for a greedy step on an empty batch, or less than
-    the host takes to dispatch it."""
+    """Whether the device takes at most ``seconds`` for a greedy step on an empty batch, or less
+    than the host takes to dispatch it."""
     packed, greedy = _empty_input(runner, shape), StepFeatures("greedy")
     start = time.perf_counter()
     results = [runner.run(state, shape, greedy, packed) for _ in range(_TIMED_RUNS)]

@@ -74,18 +74,18 @@ class Worker:
 
     Args:
         loaded: the model.
-        config: of the engine.
+        config: the engine's configuration.
         backend: kernels of the steps.
-        kv_dtype: of the KV pool.
+        kv_dtype: dtype of the KV pool.
         mesh: devices.
         max_model_len: tokens of the longest sequence.
-        limits: of the steps.
+        limits: limits of the steps.
         growth: ratio of one step size to the next smaller one.
         policy: decides whether several decode steps run as one program, if the configuration has no
             number of them; None for one step.
 
     Attributes:
-        shapes: of the compiled steps.
+        shapes: shapes of the compiled steps.
         input_builder: makes the inputs of the steps.
         pool: size of the KV pool.
         num_host_pages: pages of host memory for swapped sequences.
@@ -212,12 +212,12 @@ class Worker:
 
     @property
     def kv_dtype(self) -> jnp.dtype:
-        """Of the KV pool."""
+        """Dtype of the KV pool."""
         return self._kv_dtype
 
     @property
     def page_shape(self) -> tuple[int, ...]:
-        """Of one page as ``read_pages`` returns it: (pools, K, S, H)."""
+        """Shape of one page as ``read_pages`` returns it: (pools, K, S, H)."""
         return self._mover.page_shape
 
     def kernels(self) -> list[KernelUse]:
@@ -320,8 +320,8 @@ class Worker:
         completes it.
 
         Args:
-            batch: in any order; the step's own order is that of the result.
-            tables: of each page group; row s lists the pages of the sequence in slot s.
+            batch: the scheduled sequences in any order; the result has the step's own order.
+            tables: page table of each page group; row s lists the pages of the sequence in slot s.
             may_queue: whether decode steps of one shape may start ``num_decode_steps`` at a time,
                 or as soon as anything else is to be done.
             streams: whether some request is to get each token at once.

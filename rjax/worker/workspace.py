@@ -19,15 +19,15 @@ def workspace_bytes(
 
     It adds up what a layer holds as if nothing were reused: the residual stream, the projections
     with float32 summands, the rows of experts, the partial results of attention; then the logits,
-    as often as sampling holds them. XLA reuses much of it, so a step takes less: of Llama-3-8B, 64
+    as often as sampling holds them. XLA reuses much of it, so a step takes less: for Llama-3-8B, 64
     rows of 4,096 tokens take 33 MB.
 
     Args:
-        model: whose layers run.
-        shape: of the largest step.
+        model: the model whose layers run.
+        shape: shape of the largest step.
         itemsize: bytes of a weight.
-        num_slots: of the sampling state, which counts the tokens of each slot.
-        num_devices: over which heads and the feed-forward axis are sharded.
+        num_slots: slots of the sampling state, which counts the tokens of each slot.
+        num_devices: number of devices over which heads and the feed-forward axis are sharded.
     """
     T, B, D, F, V = (
         shape.rows,

@@ -31,12 +31,13 @@ def write_and_attend(
     """(attention of the rows, K pages, V pages); jitted by itself, as `run_kernel` is.
 
     Args:
-        qkv, rotary, spec, kv_scales, heads: as in ``PagedOperations.attention``.
-        k_pages, v_pages: [P, K, S, H], of the layer; the rows' keys and values are written first.
+        qkv, rotary, spec, kv_scales, heads: the arguments of ``PagedOperations.attention``.
+        k_pages, v_pages: the layer's pools, [P, K, S, H]; the rows' keys and values are written
+            first.
         norm_weights: operands of ``write`` behind qkv: the norms' weights, or nothing.
         step, plan: the rows, and the work list of the attention.
         write: kernel that norms, rotates and stores, of ``problem``.
-        backend: of the attention.
+        backend: the attention backend.
         unmerged: leave the splits of the KV to the kernel that follows.
     """
     cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)

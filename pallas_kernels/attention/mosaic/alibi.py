@@ -49,7 +49,7 @@ def add_alibi_bias(scores, slopes, tokens, first, positions, axis: int):
     """scores + slope * (key position - query position), for keys at ``first + tokens``.
 
     slopes: float32, in score units, along ``axis`` of the scores; tokens: int32, of the scores'
-    shape; positions: int32, of the queries, of the slopes' shape or a scalar.
+    shape; positions: int32, positions of the queries, in the slopes' shape or a scalar.
     """
 
     def broadcast(x):

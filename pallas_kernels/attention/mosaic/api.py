@@ -54,8 +54,8 @@ def paged_attention(
         plan: the work lists; pack it once a step with ``pack_plan`` where layers share it.
         spec: scale, cap and mask.
         alibi_slopes, sinks: float32, one a query head, as in the xla backend.
-        k_scales, v_scales: float32 [K] or [P, K], of float8_e4m3fn pages, as in the xla backend;
-            values times scales of pages are rounded to float16.
+        k_scales, v_scales: float32 [K] or [P, K], scales of float8_e4m3fn pages, as in the xla
+            backend; values times scales of pages are rounded to float16.
         num_ctas: persistent CTAs to launch; None for one an SM.
         ping_pong: the consumer warpgroups of a cooperative work tile take turns on the tensor
             cores.

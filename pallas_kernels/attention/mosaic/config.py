@@ -30,7 +30,7 @@ class KernelConfig:
     """Static inputs of the kernel besides array shapes and the work lists of the packed plan.
 
     Attributes:
-        scale, sliding_window, soft_cap: of AttentionSpec.
+        scale, sliding_window, soft_cap: the fields of AttentionSpec.
         q_rows: matrix rows of one query buffer, for each warpgroup.
         q_stages: buffers for the queries of a work tile.
         num_ctas: persistent CTAs in the grid.

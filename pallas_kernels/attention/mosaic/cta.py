@@ -66,11 +66,11 @@ class ConsumerTile:
     """A work tile as one consumer warpgroup sees it.
 
     Attributes:
-        cta, tile: of all warpgroups.
-        q_stage, kv_count: as in ``Cta.for_each_tile``.
+        cta, tile: the CTA and the work tile that all its warpgroups share.
+        q_stage, kv_count: int32, the arguments of ``run`` in ``Cta.for_each_tile``.
         q_buffer: int32, the warpgroup's query buffer.
         kv_head: int32; the last head where a head pair has no second one.
-        v_scale: float32 scalar, of fp8 pages with one scale a KV head; else None.
+        v_scale: float32 scalar, the scale of V in fp8 pages with one scale a KV head; else None.
     """
 
     cta: Cta

@@ -60,7 +60,7 @@ class OutputRows(NamedTuple):
     """Destinations of 64 matrix rows. Matrix row m is head ``head + m % G`` of row m // G.
 
     entry: int32 [64], the merge entry, or -1 to write row ``row + m // G`` of the output. row,
-    head: int32, of matrix row 0. live: int32, rows to write.
+    head: int32, the row and head of matrix row 0. live: int32, rows to write.
     """
 
     entry: Any

@@ -122,7 +122,7 @@ class Fp8Tiles:
 
     @classmethod
     def of(cls, consumer: ConsumerTile, q_scale) -> "Fp8Tiles":
-        """For a work tile whose split queries have the scale ``q_scale``."""
+        """The scales and scratch of a work tile whose split queries have the scale ``q_scale``."""
         cta, tile, kv_head = consumer.cta, consumer.tile, consumer.kv_head
         k_scales, v_scales, S = cta.gmem.k_scales, cta.gmem.v_scales, cta.shape.S
         last_page = lax.div(tile.kv_stop - 1, jnp.int32(S))

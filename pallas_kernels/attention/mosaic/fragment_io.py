@@ -59,9 +59,9 @@ def block_column(first: int, count: int):
 def exchange(words: list) -> list:
     """Convert one block between fragment order and memory order; its own inverse.
 
-    words: 2 or 4 int32, word j of this thread in run j. Of four runs, thread i of the quad gets the
-    four words of run i. Of two runs, the even threads get the first one: each pair of threads then
-    holds four neighbouring numbers a thread.
+    words: 2 or 4 int32, word j of this thread in run j. With four runs, thread i of the quad gets
+    the four words of run i. With two runs, the even threads get the first one: each pair of threads
+    then holds four neighbouring numbers a thread.
     """
     words = list(words)
     for distance in (1, 2)[: len(words) // 2]:

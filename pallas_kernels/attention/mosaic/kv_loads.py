@@ -95,7 +95,7 @@ class KVLoads:
         return tuple(self.page_table[self.tile.table_row, jnp.minimum(n, last)] for n in numbers)
 
     def _fill(self, pipeline: KVPipeline, stage, pool, first_token, pages) -> None:
-        """Fill both tiles of a stage. pages: of the step's copies of one head."""
+        """Fill both tiles of a stage. pages: the page ids of the step's copies of one head."""
         tile_pages = KV_TILE // self._copy_tokens
         for w in range(CONSUMERS):
             if self.cooperative:
@@ -138,9 +138,9 @@ class _PageCopy:
     Attributes:
         page: [S, H] GMEM.
         pipeline, stage, half: the tile that it fills; ``half`` is static.
-        first_token: int32, of the tile.
-        number: static, of the copy in its tile.
-        evict_first: as in ``KVLoads``.
+        first_token: int32, the first token of the tile.
+        number: static, the index of the copy in its tile.
+        evict_first: static; whether the L2 cache may drop the bytes first, see ``KVLoads``.
     """
 
     page: Any

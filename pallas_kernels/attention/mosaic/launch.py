@@ -21,8 +21,8 @@ class Operands(NamedTuple):
     """Arrays of one attention call besides the plan.
 
     Attributes:
-        options: of ``alibi_slopes`` float32 [N], ``k_scales`` and ``v_scales`` float32 [K] or
-            [P, K], those given.
+        options: the optional operands that were given, by name: ``alibi_slopes`` float32 [N],
+            ``k_scales`` and ``v_scales`` float32 [K] or [P, K].
     """
 
     page_table: Int[Array, "B M"]

@@ -39,9 +39,9 @@ class MainloopInputs:
     """What differs between the matrix rows of a work tile.
 
     Attributes:
-        positions: int32 [64], of the query of each matrix row.
+        positions: int32 [64], the position of each matrix row's query.
         slopes: float32 [64], ALiBi slopes in score units, or None.
-        fp8: for fp8 pages, or None.
+        fp8: scales and scratch memory for fp8 pages; None for 16-bit pages.
     """
 
     positions: Any
@@ -89,7 +89,7 @@ class Mainloop:
         return cls(consumer, halves, softmax, unmasked, order)
 
     def run(self) -> SoftmaxState:
-        """All steps; then release the query buffer."""
+        """Run all steps, then release the query buffer."""
         cta, tile = self.consumer.cta, self.consumer.tile
         if self.order is not None:  # the second warpgroup stays half a part behind the first
             pl.when(cta.wg == 1)(self._switch_warpgroups)
@@ -112,7 +112,7 @@ class Mainloop:
         return (tiles,) if together else tuple((n,) for n in tiles)
 
     def _step(self, i, state: SoftmaxState) -> SoftmaxState:
-        """Step ``i``, part after part: scores, softmax, values."""
+        """Run step ``i``, part after part: scores, softmax, values."""
         k_stage, v_stage = self._pipeline.stages_of_step(self.consumer.kv_count, i)
         for part in self._parts:
             products = self._multiply_keys(i, k_stage, part)
@@ -189,7 +189,7 @@ class Mainloop:
         return fp8.convert_values(tile, self._first_token(i, n), used, i >= self.unmasked_steps)
 
     def _first_token(self, i, n: int):
-        """Of tile ``n`` of step ``i``."""
+        """The first token of tile ``n`` of step ``i``, int32."""
         return self.consumer.tile.kv_start + i * (KV_TILE * len(self.halves)) + n * KV_TILE
 
     def _switch_warpgroups(self) -> None:

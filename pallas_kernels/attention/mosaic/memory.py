@@ -31,7 +31,7 @@ class KernelShape:
 
     Attributes:
         T, N, K, S, H: axes, as above.
-        q_dtype, kv_dtype: of queries and pages.
+        q_dtype, kv_dtype: dtypes of the queries and of the KV pages.
         lists: the packed plan's work lists.
         swap_ab_columns: C; 0 where no work list runs swap-AB decode.
     """

@@ -1,4 +1,4 @@
-"""From an AttentionPlan to the arrays that the kernel reads: plain XLA, fixed shapes."""
+"""Packs an AttentionPlan into the arrays that the kernel reads: plain XLA, fixed shapes."""
 
 import dataclasses
 
@@ -125,10 +125,10 @@ def _reverse_odd_ctas(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _ListLayout:
-    """Where a work list's work tiles belong.
+    """Static description of the work tiles of one work list.
 
     Attributes:
-        index, num_lists: of the list in ``PackedPlan.lists``.
+        index, num_lists: the list's index in ``PackedPlan.lists``, and the number of lists.
         first_slot: result slot of its first row.
         tile_heads: KV heads of a work tile.
         item_tiles: work tiles of an item.

@@ -27,7 +27,7 @@ class KVPipeline:
         whole: the same memory as [stages, 128, H].
         full: barriers [stages]: the tiles of the stage have arrived.
         empty: barriers [stages]: both consumers have read the stage.
-        num_stages: static.
+        num_stages: static, number of stages.
     """
 
     halves: Any

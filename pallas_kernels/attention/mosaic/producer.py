@@ -48,7 +48,7 @@ def _produce(cta: Cta, tile: WorkTile, q_stage, kv_count) -> None:
 
 
 def _load_queries(cta: Cta, tile: WorkTile, work: WorkListShape, q_stage) -> None:
-    """One copy a consumer warpgroup: its half of the rows, or its KV head."""
+    """Start one copy for each consumer warpgroup: its half of the rows, or its KV head."""
     shape, smem = cta.shape, cta.smem
     box = shape.q_box(work)
     for w in range(CONSUMERS):

@@ -81,10 +81,10 @@ class Softmax:
         cfg: scale, soft cap, window.
         columns: int32 [64, 64], the column of each score.
         visible_stop: int32 [64], the first token that each row does not see.
-        positions: int32 [64], of the queries.
+        positions: int32 [64], the positions of the queries.
         slopes: float32 [64] in score units, or None.
         fp8: scales of fp8 tiles, or None.
-        p_dtype: of the probabilities, 16 bits.
+        p_dtype: dtype of the probabilities, 16 bits.
     """
 
     cfg: KernelConfig
@@ -97,7 +97,7 @@ class Softmax:
 
     @classmethod
     def of(cls, cfg: KernelConfig, kv_stop, positions, slopes, fp8, kv_dtype) -> "Softmax":
-        """For rows at ``positions`` of an item that ends at ``kv_stop`` (int32 scalar)."""
+        """The step for rows at ``positions`` of an item that ends at ``kv_stop`` (int32 scalar)."""
         return cls(
             cfg,
             plgpu.broadcasted_iota(jnp.int32, (WGMMA_M, KV_TILE), 1, layout=_WGMMA),
@@ -116,7 +116,7 @@ class Softmax:
         Args:
             products: float32 [64, 64], q @ k of each tile.
             first_tokens: int32 scalars.
-            row_max: float32 [64], before these tiles.
+            row_max: float32 [64], the row maximum before these tiles.
             masked: bool scalar, whether some row does not see all of the tiles.
         """
         scores = self._scores(products, first_tokens)

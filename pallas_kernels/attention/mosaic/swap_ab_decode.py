@@ -80,10 +80,10 @@ class SwapAbLoop:
         consumer: the work tile.
         smem: its staged queries.
         tokens: int32 [64, C], the token of each score in its tile.
-        position: int32, of the query row.
+        position: int32, the position of the query row.
         slopes: float32 [C], ALiBi slopes in score units, or None.
-        fp8: for fp8 pages, or None.
-        unmasked_steps: int32, leading steps of which the row sees all tokens.
+        fp8: scales and scratch memory for fp8 pages; None for 16-bit pages.
+        unmasked_steps: int32, leading steps in which the row sees all tokens.
     """
 
     consumer: ConsumerTile
@@ -106,7 +106,7 @@ class SwapAbLoop:
         return cls(consumer, smem, tokens, position, slopes, fp8, unmasked)
 
     def run(self) -> SoftmaxState:
-        """All steps."""
+        """Run all steps."""
         H, C = self.smem.H, self.smem.C
         state = SoftmaxState(
             plgpu.layout_cast(jnp.zeros((H, C), jnp.float32), _WGMMA),

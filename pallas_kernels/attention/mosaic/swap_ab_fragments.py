@@ -94,7 +94,7 @@ def build_columns(C: int, of_run: Callable) -> mgpu.FragmentedArray:
 def run_indices(array, run: int) -> list[tuple[int, ...]]:
     """Indices of a tile's registers for a run of eight columns, from the first rows on.
 
-    Of an index ``at``, ``at[0]`` counts 64 rows and ``at[4]`` is 1 for a thread's second row.
+    In an index ``at``, ``at[0]`` counts 64 rows and ``at[4]`` is 1 for a thread's second row.
     """
     shape = array.registers.shape
     assert shape[4] == 2 and len(shape) == 9, shape

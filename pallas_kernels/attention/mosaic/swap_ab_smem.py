@@ -81,7 +81,7 @@ class SwapAbSmem:
     def view_shapes(
         rows: int, C: int, H: int, itemsize: int
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of ``q_tiles`` and ``p_tiles`` that fill a query buffer of so many rows."""
+        """Shapes of ``q_tiles`` and ``p_tiles`` that fill a query buffer of ``rows`` rows."""
         size = rows * H * 2
         return (size // (C * H * itemsize), C, H), (size // (C * KV_TILE * 2), C, KV_TILE)
 
@@ -116,8 +116,8 @@ class SwapAbSmem:
     def stage_queries(self) -> None:
         """Convert the raw queries into operands of wgmma.
 
-        Sixteen threads a row. For 8-bit tiles also write the query scales. The caller must call
-        ``commit_smem`` next.
+        Sixteen threads convert a row. For 8-bit tiles also write the query scales. The caller must
+        call ``commit_smem`` next.
         """
         split = self.itemsize == 1
 
@@ -247,7 +247,7 @@ class SwapAbSmem:
     def row_sums(self):
         """float32 [64, C]: sums of the probabilities over rows 8 apart, which all hold the sum.
 
-        In the order of ``softmax``, so that both paths give the same bits.
+        The order of the sums is that of ``softmax``, so that both paths give the same bits.
         """
 
         @plgpu.inline_mgpu(

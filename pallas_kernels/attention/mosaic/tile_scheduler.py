@@ -22,7 +22,7 @@ class TileScheduler:
 
     Attributes:
         cta: int32, index of the CTA.
-        num_ctas: static.
+        num_ctas: static, number of CTAs.
         full_rounds: int32, rounds in which every CTA has a work tile.
         last_round_cta: int32, place of this CTA in the last round.
         num_tiles: int32, work tiles of this CTA.

@@ -57,7 +57,7 @@ class WorkTile:
             sliding window.
         result_slot: slot of the first row's result in ``PackedPlan.destinations``.
         head: first KV head.
-        list_index: the work list that the item is of.
+        list_index: index of the item's work list.
         cooperative: bool scalar, the kind of the work tile.
         warpgroup_rows: rows of a cooperative item that the first warpgroup takes.
         num_steps: KV steps.

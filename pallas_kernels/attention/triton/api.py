@@ -45,8 +45,8 @@ def paged_attention(
         plan: the work lists; pack it once a step with ``pack_plan`` where layers share it.
         spec: scale, cap and mask.
         alibi_slopes, sinks: float32, one a query head, as in the xla backend.
-        k_scales, v_scales: float32 [K] or [P, K], of float8_e4m3fn pages, as in the xla backend;
-            probabilities times ``v_scales`` round to q's dtype.
+        k_scales, v_scales: float32 [K] or [P, K], scales of float8_e4m3fn pages, as in the xla
+            backend; probabilities times ``v_scales`` round to q's dtype.
         num_ctas: persistent CTAs to launch; None for a few times what the device holds at once.
 
     Returns:
@@ -90,7 +90,7 @@ class Operands(NamedTuple):
 # A jitted function of its own: the layers of a model share one trace and one lowering.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _launch(spec: AttentionSpec, config: Tiling, packed: PackedPlan, operands: Operands, sinks):
-    """Attention and relay fusion."""
+    """Run attention and relay fusion."""
     import jax_triton
 
     page_table, positions, q, k_pages, v_pages, options = operands

@@ -25,7 +25,7 @@ def tuning(shape: AttentionShape) -> AttentionTuning:
 
 
 def attention(*arguments, **options):
-    """``api.paged_attention``."""
+    """Call ``api.paged_attention``."""
     from rjax.pallas_kernels.attention.triton.api import paged_attention
 
     return paged_attention(*arguments, **options)

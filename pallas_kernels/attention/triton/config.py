@@ -15,7 +15,7 @@ class Tiling:
     """Launch parameters besides shapes and options.
 
     Attributes:
-        tokens: of one K or V tile.
+        tokens: tokens of one K or V tile.
         warps, stages: compiler options of Triton.
         num_ctas: persistent CTAs to launch.
     """
@@ -27,7 +27,10 @@ class Tiling:
 
 
 def tiling(head_dim: int) -> Tiling:
-    """For the default device. Fits the shared memory of every Ada GPU, 99 KiB a CTA."""
+    """The launch parameters for the default device.
+
+    They fit the shared memory of every Ada GPU, 99 KiB a CTA.
+    """
     large = head_dim > 128
     return Tiling(
         tokens=32 if large else 64,

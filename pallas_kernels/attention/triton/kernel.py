@@ -55,7 +55,7 @@ def attention_kernel(
     FP8: tl.constexpr,
     SCALES_PER_PAGE: tl.constexpr,
 ):
-    """Attention of every live block; all Refs are in global memory.
+    """Compute the attention of every live block; all Refs are in global memory.
 
     Args:
         blocks: int32 [X, 8], see ``PackedPlan``; counts: int32 [2], large blocks and all blocks.
@@ -126,7 +126,7 @@ def _attend(
     FP8: tl.constexpr,
     SCALES_PER_PAGE: tl.constexpr,
 ):
-    """One work tile: a block on one KV head, as a matrix of ROWS."""
+    """Compute one work tile: a block on one KV head, as a matrix of ROWS."""
     G: tl.constexpr = N // K
     H_PAD: tl.constexpr = triton.next_power_of_2(H)
     row_start = tl.load(block)

@@ -1,4 +1,4 @@
-"""From an AttentionPlan to the blocks of rows that the Triton kernel reads: plain XLA, fixed
+"""Packs an AttentionPlan into the blocks of rows that the Triton kernel reads: plain XLA, fixed
 shapes."""
 
 import dataclasses

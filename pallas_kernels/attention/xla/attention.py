@@ -1,8 +1,9 @@
 """Attention by work list in plain JAX, on any device.
 
-A block of items at a time: gather the queries and the KV pages of the items, compute attention in
-float32, and store partial results; then relay fusion merges the partial results of each row. Only
-live items are computed. Memory: the gathered KV of a block is at most ``_BLOCK_BYTES``.
+For one block of items at a time, it gathers the queries and the KV pages of the items, computes
+attention in float32, and stores partial results; then relay fusion merges the partial results of
+each row. Only live items are computed. Memory: the gathered KV of a block is at most
+``_BLOCK_BYTES``.
 """
 
 import math

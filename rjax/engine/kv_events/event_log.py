@@ -43,8 +43,8 @@ class EventLog:
     """Events since the last `flush`, in order. Adding one costs a list entry.
 
     Attributes:
-        publish: is given the events; must not wait.
-        events: so far.
+        publish: callback that is given the events; must not wait.
+        events: the events since the last `flush`, in order.
     """
 
     publish: Callable[[list[CacheEvent]], None]

@@ -15,7 +15,7 @@ class KvEventStream:
         root: root key of the prefix cache's unsalted chains.
 
     Attributes:
-        log: for the block manager; None without events.
+        log: the log that the block manager fills; None without events.
 
     Raises:
         InvalidConfigError: see `KvEventPublisher`.

@@ -34,7 +34,7 @@ class KvEventPublisher:
     number with all later batches that are kept, and an end marker (sequence number -1).
 
     Args:
-        config: of the engine.
+        config: the engine's options of KV events.
         page_size: tokens of a page.
         root: root key of unsalted chains.
 

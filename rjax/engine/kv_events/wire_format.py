@@ -33,12 +33,12 @@ def batch(
     no parent; if the chain is salted, ``extra_keys`` has its root key, as a hexadecimal text.
 
     Args:
-        events: in order.
-        seconds: since 1970.
-        rank: of the engine among replicas.
+        events: the events, in order.
+        seconds: time of the batch, in seconds since 1970.
+        rank: rank of the engine among replicas.
         page_size: tokens of a page.
         root: root key of unsalted chains.
-        event_format: of each event.
+        event_format: format of each event.
     """
     found: list[tuple[str, dict[str, Any]]] = []
     last: bytes | None = None  # key of the last stored page, if it was the last event

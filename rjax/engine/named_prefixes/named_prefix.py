@@ -30,7 +30,7 @@ class KeepAs:
     """Asks the engine to pin the prompt of a request as a named prefix when the request finishes.
 
     Attributes:
-        name: of the prefix; a name in use gets the new tokens.
+        name: name of the prefix; a name in use gets the new tokens.
         text: the text that the tokens were made from, stored with them.
     """
 
@@ -43,7 +43,7 @@ class PendingPrefix:
     """A prefix that is checked and not pinned yet.
 
     Attributes:
-        name, text: as in `KeepAs`.
+        name, text: see `KeepAs`.
         tokens: the tokens of the prefix.
         hashes: hash chain of its full pages.
         salt: cache salt of its requests.

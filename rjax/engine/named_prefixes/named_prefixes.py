@@ -31,12 +31,12 @@ class PageAccess(Protocol):
 
     @property
     def kv_dtype(self) -> jnp.dtype:
-        """Of the KV pool."""
+        """Dtype of the KV pool."""
         ...
 
     @property
     def page_shape(self) -> tuple[int, ...]:
-        """Of one page as ``read_pages`` gives it: (pools, K, S, H)."""
+        """Shape of one page as ``read_pages`` gives it: (pools, K, S, H)."""
         ...
 
     def fingerprint(self) -> str:
@@ -57,10 +57,10 @@ class NamedPrefixes:
 
     Args:
         blocks: the pages of the pool.
-        checks: of names and tokens that users give.
+        checks: checks of the names and tokens that users give.
         max_model_len: tokens of the longest sequence, for whose pages there must be room.
         enabled: whether the engine has a prefix cache; without it no prefix can be kept.
-        windows: of each page group.
+        windows: window of each page group, in tokens; None for full attention.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class NamedPrefixes:
             root: first key of its hash chain, which depends on the salt.
 
         Raises:
-            InvalidRequestError, InvalidConfigError, OutOfMemoryError: as
+            InvalidRequestError, InvalidConfigError, OutOfMemoryError: see
                 `PrefixEngine.add_prefix`.
         """
         if not self._enabled:

@@ -17,7 +17,7 @@ class PinnedPrefixes:
     Args:
         blocks: the pages of the pool.
         max_model_len: tokens of the longest sequence; its pages must remain for sequences.
-        windows: of each page group.
+        windows: window of each page group, in tokens; None for full attention.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class PinnedPrefixes:
         """Pin a prefix whose KV comes from elsewhere.
 
         Returns:
-            Those of its pages that the caller must fill before the next step, by their index; the
-            others were in the cache.
+            Indices of the prefix's pages that the caller must fill before the next step; the others
+            were in the cache.
 
         Raises:
             OutOfMemoryError: running sequences hold the pages.

@@ -19,7 +19,7 @@ class PrefixOrigin:
 
     Attributes:
         model: fingerprint of configuration and weights.
-        dtype: of the KV.
+        dtype: name of the KV's dtype.
         page_size: tokens per page.
     """
 

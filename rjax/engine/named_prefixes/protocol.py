@@ -17,7 +17,7 @@ class PrefixEngine(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """None where the engine serves token ids only."""
+        """The engine's tokenizer; None where the engine serves token ids only."""
         ...
 
     def set_shared_prefix(self, token_ids: Sequence[int]) -> None:
@@ -83,14 +83,14 @@ class PrefixEngine(Protocol):
         """Pin a prefix that ``save_prefix`` wrote; nothing is computed.
 
         Args:
-            path: of the file.
-            name: as in ``add_prefix``; None takes the name in the file.
-            cache_salt: as in ``add_prefix``.
+            path: path of the file.
+            name: name of the prefix, see ``add_prefix``; None takes the name in the file.
+            cache_salt: see ``add_prefix``.
 
         Raises:
             InvalidConfigError: the file is no prefix, or belongs to another model, dtype or page
                 size; or it has too many tokens, or ids out of range.
             InvalidRequestError: a bad name or salt.
-            OutOfMemoryError: as ``add_prefix``.
+            OutOfMemoryError: see ``add_prefix``.
         """
         ...

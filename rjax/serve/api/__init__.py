@@ -1,1 +1,1 @@
-"""The routes. The only room of the server that sees both the requests and the engine."""
+"""The routes. This is the only package of the server that sees both the requests and the engine."""

@@ -234,7 +234,7 @@ async def metrics(service: ServiceDep) -> Response:
 
 @private.get("/page/demo", include_in_schema=False)
 async def demo(service: ServiceDep) -> DemoResponse:
-    """What the page asks the bundled model; nothing for other models."""
+    """The page's system prompt and questions for the bundled model; empty for other models."""
     if not service.config.bundled:
         return DemoResponse()
     questions = [question for question, _ in demo_questions()]

@@ -74,9 +74,9 @@ class BeamGroup(RequestGroup):
     one request per running beam.
 
     Args:
-        service: of the app.
-        params: of the request; ``n`` is the width.
-        length_penalty: as in `BeamSearchParams`.
+        service: the app's service.
+        params: the request's sampling parameters; ``n`` is the beam width.
+        length_penalty: the length penalty of `BeamSearchParams`.
     """
 
     def __init__(self, service: Service, params: SamplingParams, length_penalty: float) -> None:

@@ -46,10 +46,10 @@ async def prepare_chat(
     """Check a chat request and render its prompt, without submitting it.
 
     Args:
-        body: of the request.
-        tenant: of the client.
-        service: of the app.
-        answer_logprobs: give logprobs only of the content's tokens, not of those of reasoning and
+        body: the request's body.
+        tenant: the client's tenant.
+        service: the app's service.
+        answer_logprobs: give logprobs only for the content's tokens, not for those of reasoning and
             markers.
 
     Raises:
@@ -89,11 +89,11 @@ class ChatRun:
     """A chat request that is ready to run, for the routes of chats and of the Responses API.
 
     Args:
-        params: of its samples.
-        group: its prompt in the engine.
-        parts: of its outputs.
-        service: of the app.
-        start: submits the prompt.
+        params: sampling parameters of its samples.
+        group: the engine request of its prompt.
+        parts: converts its outputs.
+        service: the app's service.
+        start: coroutine function that submits the prompt.
     """
 
     def __init__(

@@ -36,18 +36,18 @@ from rjax.serve.protocol.responses import (
 
 @dataclasses.dataclass(slots=True)  # frozen ones take three times as long to make
 class ChatDelta:
-    """What is new in one sample, at most one part of it.
+    """New output of one sample, which holds at most one part of it.
 
     Attributes:
-        index: of the sample.
-        begins: it is the sample's first, which may have content that the request echoes.
+        index: index of the sample.
+        begins: it is the sample's first delta, which may have content that the request echoes.
         reasoning, content: new text; empty for other parts.
         call: delta of a tool call.
-        logprobs: fields of `ChatLogprobs` of the new tokens, in one of their deltas.
-        token_ids: new tokens, in the same one.
-        finish_reason: of the sample's last delta.
-        stop_reason: of `CompletionOutput`.
-        prompt_token_ids: of the prompt, in the request's first delta.
+        logprobs: fields of `ChatLogprobs` for the new tokens, set in one of their deltas.
+        token_ids: ids of the new tokens, set in the same delta.
+        finish_reason: the sample's finish reason, set in its last delta.
+        stop_reason: the stop reason of the sample's `CompletionOutput`.
+        prompt_token_ids: token ids of the prompt, set in the request's first delta.
     """
 
     index: int
@@ -66,13 +66,14 @@ class ChatParts:
     """Converts engine outputs to a chat response, or to deltas.
 
     Args:
-        body: of the request.
-        service: of the app.
-        params: of the samples.
-        tools: that may be called.
-        prompt_token_ids: of the prompt.
+        body: the request's body.
+        service: the app's service.
+        params: sampling parameters of the samples.
+        tools: functions that the model may call.
+        prompt_token_ids: token ids of the prompt.
         start: state of the outputs; see `OutputFormat`.
-        answer_logprobs: as in `rjax.serve.api.chat.prepare_chat`.
+        answer_logprobs: give logprobs only for the content's tokens; see
+            `rjax.serve.api.chat.prepare_chat`.
     """
 
     def __init__(
@@ -237,8 +238,8 @@ class ChatEncoder(OutputEncoder):
     """The events of a stream of /v1/chat/completions.
 
     Args:
-        parts: of the request.
-        body: of the request.
+        parts: converts the request's outputs to deltas.
+        body: the request's body.
     """
 
     def __init__(self, parts: ChatParts, body: ChatCompletionRequest) -> None:

@@ -37,10 +37,10 @@ class UsageCounter:
         """Count an output: every output of a stream, otherwise only the last one.
 
         Args:
-            index: of the prompt.
-            prompt_tokens: of the prompt.
-            cached: how many of them were cached.
-            generated: tokens that were not counted before and that the response shows.
+            index: index of the prompt.
+            prompt_tokens: number of tokens in the prompt.
+            cached: number of these tokens that were cached.
+            generated: number of tokens that were not counted before and that the response shows.
         """
         found = prompt_tokens, cached
         known = self._prompts.get(index)
@@ -65,10 +65,10 @@ class UsageCounter:
 
 
 class _Chunks:
-    """What the chunks of both routes share.
+    """The parts that the chunks of both routes share.
 
     Args:
-        id, created, model: of every chunk.
+        id, created, model: fields of every chunk.
     """
 
     kind: ClassVar[str]
@@ -109,8 +109,8 @@ class CompletionChunks(_Chunks):
 
         Args:
             fields: all fields of `CompletionResponseChoice`, in order.
-            usage: so far; None leaves the field out.
-            large: they are large, so that other threads must run in between.
+            usage: fields of `UsageInfo` so far; None leaves the field out.
+            large: the fields are large, so that other threads must run in between.
         """
         choice = "".join(iter_json(fields)) if large else json_text(fields)
         return f"{self._head}{choice}]{_usage(usage)}}}\n\n"
@@ -138,12 +138,12 @@ class ChatChunks(_Chunks):
         usage: Mapping[str, Any] | None = None,
         prompt_token_ids: list[int] | None = None,
     ) -> str:
-        """A chunk.
+        """A chunk of one choice.
 
         Args:
-            index: of the choice.
-            delta: its JSON.
-            finish_reason: its JSON.
+            index: index of the choice.
+            delta: JSON of the delta.
+            finish_reason: JSON of the finish reason.
             logprobs, stop_reason, token_ids: fields of `ChatCompletionResponseStreamChoice`.
             usage, prompt_token_ids: fields of `ChatCompletionStreamResponse`.
         """

@@ -136,8 +136,8 @@ class ResponseBuilder:
         first: bool,
         large: bool,
     ) -> dict[str, Any]:
-        """The fields of a `CompletionResponseChoice`; the first may hold the prompt's, the large
-        ones lazy lists."""
+        """The fields of a `CompletionResponseChoice`. With ``first`` they may include those of the
+        prompt; with ``large`` they hold lazy lists."""
         body = self._body
         index = i * self._n + completion.index
         echo = body.echo and first
@@ -224,7 +224,7 @@ class CompletionEncoder(ResponseBuilder, OutputEncoder):
         )
 
     def is_large(self, prompt: int, output: RequestOutput, *, last: bool) -> bool:
-        """Whether a chunk of this output holds what the prompt has."""
+        """Whether a chunk of this output holds text, token ids or logprobs of the prompt."""
         return self._has_prompts and any(
             prompt * self._n + c.index not in self._begun for c in output.outputs
         )

@@ -36,11 +36,11 @@ class GeneratingRoute:
     """A POST route that generates.
 
     Args:
-        name: in the OpenAPI document.
-        summary: of what it does, one sentence.
-        answer: of a body.
+        name: the route's name in the OpenAPI document.
+        summary: one sentence that says what the route does.
+        answer: coroutine function that answers a request with a parsed body.
         kinds: models of the body, by the field that tells them apart if there are several.
-        response: what a request that does not stream gets.
+        response: model of the response to a request that does not stream.
     """
 
     def __init__(
@@ -63,14 +63,15 @@ class GeneratingRoute:
 
         Raises:
             ApiError: no valid API key, or the request cannot be served as it is.
-            InvalidRequestError, OverloadedError, OutOfMemoryError, EngineDeadError: of the engine.
+            InvalidRequestError, OverloadedError, OutOfMemoryError, EngineDeadError: raised by
+                the engine.
         """
         tenant = await authenticate(request)
         service = await get_service(request)
         return await self._answer(await self._body(request), request, tenant, service)
 
     def document(self, router: APIRouter, path: str) -> None:
-        """Add the route to FastAPI's."""
+        """Add the route to a FastAPI router."""
 
         async def endpoint(request: Request) -> Response:
             return await self(request)
@@ -129,8 +130,8 @@ class GeneratingRoutes:
 
     Args:
         app: the other routes.
-        root_path: that requests may begin with; see `rjax.serve.config.http_options`.
-        refuse: the response of a request that failed.
+        root_path: path that requests may begin with; see `rjax.serve.config.http_options`.
+        refuse: makes the response to a request that failed.
     """
 
     def __init__(

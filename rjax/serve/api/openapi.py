@@ -57,7 +57,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _with_conversions(schema: Any) -> Any:
-    """A JSON schema whose numbers and booleans may be written as what pydantic converts to them."""
+    """A JSON schema that also allows the types which pydantic converts to numbers and booleans."""
     match schema:
         case dict():
             found = {key: _with_conversions(value) for key, value in schema.items()}

@@ -34,9 +34,9 @@ class OutputEncoder(Protocol):
         """The events of an output.
 
         Args:
-            prompt: its index in the request.
-            output: with what is new.
-            last: it ends the request; the stream's last events follow its own.
+            prompt: index of the output's prompt in the request.
+            output: the prompt's next output, with its new tokens.
+            last: the output ends the request; the stream's last events follow its own.
         """
         ...
 
@@ -50,7 +50,7 @@ class OutputEncoder(Protocol):
         return [f"data: {stream_error(error)}\n\n"]
 
     def store(self) -> None:
-        """Called on the event loop when the last events are made, before they are written."""
+        """Store the result. Called on the event loop between making and writing the last events."""
         return
 
 
@@ -61,9 +61,9 @@ class OutputEvents(EventStream):
     an `OutputQueue`, which joins and bounds them. It is the sink of its group.
 
     Args:
-        group: of the request.
-        encoder: of its outputs.
-        threads: for large outputs.
+        group: the request's engine requests.
+        encoder: converts their outputs to events.
+        threads: threads that encode large outputs.
     """
 
     def __init__(self, group: RequestGroup, encoder: OutputEncoder, threads: WorkThreads) -> None:
@@ -160,7 +160,7 @@ class OutputEvents(EventStream):
         self._on_thread = asyncio.ensure_future(self._encode_on_thread(encode, last=last))
 
     async def _encode_on_thread(self, encode: Callable[[], list[str]], *, last: bool) -> None:
-        """Encode what is large, and write its events no faster than the client reads."""
+        """Encode events on a thread, and write them no faster than the client reads."""
         try:
             events = await self._threads.run(lambda: [event_bytes(event) for event in encode()])
             if last:

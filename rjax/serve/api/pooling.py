@@ -11,7 +11,7 @@ router = private_router()
 @router.post("/v1/score")
 @router.post("/pooling")
 async def pool(service: ServiceDep) -> None:
-    """Refused: the served model generates text."""
+    """Refuse the request: the served model generates text."""
     raise ApiError(
         404,
         f"the model {service.model!r} generates text and gives no embeddings, scores or rankings, "

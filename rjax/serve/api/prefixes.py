@@ -55,7 +55,7 @@ def load(files: Mapping[str, str], service: Service) -> None:
 
     Args:
         files: paths by prefix name.
-        service: whose registry gets the prefixes.
+        service: the service whose registry gets the prefixes.
 
     Raises:
         InvalidConfigError: a file does not match this model and its settings.
@@ -77,7 +77,7 @@ def listing(tenant: Tenant, service: Service) -> PrefixList:
 
 
 def find(name: str, tenant: Tenant, service: Service) -> RegisteredPrefix:
-    """One of the tenant's prefixes.
+    """The tenant's prefix of this name.
 
     Raises:
         ApiError: 404.

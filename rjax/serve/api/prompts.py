@@ -53,7 +53,7 @@ def kept_tokens(
 async def completion_prompts(
     body: CompletionRequest, last: int | None, tenant: Tenant, service: Service
 ) -> list[TokenPrompt]:
-    """Text (None if unknown) and token ids of each prompt, of which ``last`` tokens are kept.
+    """The text (None if unknown) and the last ``last`` token ids of each prompt.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -114,14 +114,14 @@ async def encode(
     """Tokenise texts in a worker process.
 
     Args:
-        texts: to tokenise.
-        tenant: of the client.
-        service: of the app.
+        texts: texts to tokenise.
+        tenant: the client's tenant.
+        service: the app's service.
         param: request field of the texts, for messages.
         add_special_tokens: add the BOS token.
-        repeat: also to a text that starts with it.
+        repeat: add the BOS token also to a text that starts with it.
         last: keep only this many tokens at the end of each text.
-        most: maximum of tokens per text; by default that of a prompt to run.
+        most: maximum number of tokens per text; by default that of a prompt to run.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -152,11 +152,11 @@ async def chat_prompt(
     """Token ids of a chat request's prompt.
 
     Args:
-        body: of the request.
-        tools: described to the model.
+        body: the request's body.
+        tools: functions that are described to the model.
         last: keep only this many tokens at the end.
-        tenant: of the client.
-        service: of the app.
+        tenant: the client's tenant.
+        service: the app's service.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.

@@ -21,8 +21,8 @@ class RequestGroup:
     calls `accept` with each.
 
     Args:
-        service: of the app.
-        params: of every prompt.
+        service: the app's service.
+        params: sampling parameters of every prompt.
     """
 
     def __init__(self, service: Service, params: SamplingParams) -> None:
@@ -50,10 +50,10 @@ class RequestGroup:
 
         Args:
             prompts: text, if known, and token ids of each prompt.
-            constraint: on every sample.
+            constraint: the constraint on every sample; None for none.
             tenant: name of the client's tenant.
             sink: gets the outputs, maybe before this returns; None for `finals`.
-            options: of the engine's ``add_request``.
+            options: keyword arguments of the engine's ``add_request``.
 
         Raises:
             ApiError, InvalidRequestError, OverloadedError, EngineDeadError.
@@ -102,7 +102,7 @@ class RequestGroup:
             raise
 
     def new_queue(self) -> OutputQueue:
-        """A queue for outputs of these parameters."""
+        """A new queue for outputs of this group."""
         return OutputQueue(self._params.output_kind, self._service.engine.limits.unread_tokens)
 
     @property
@@ -113,8 +113,8 @@ class RequestGroup:
     def accept(self, output: RequestOutput) -> int | None:
         """Count an output before it is sent.
 
-        A sample that ends on an error harms no other: its choice has the ``finish_reason`` "error",
-        and why its grammar failed as ``stop_reason``.
+        A sample that ends on an error harms no other. Its choice has the ``finish_reason`` "error";
+        if its grammar failed, its ``stop_reason`` says why.
 
         Returns:
             The index of its prompt; None for an output of a prompt that has finished.
@@ -185,6 +185,6 @@ class RequestGroup:
 
 
 def _started(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """A task that has run up to its first wait: of many requests that arrive together, the engine
-    gets the first one before the last one is parsed."""
+    """A task that has run up to its first wait, so that the engine gets the first of many requests
+    that arrive together before the last one is parsed."""
     return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)

@@ -110,7 +110,7 @@ def chat_params(
 
 
 def max_tokens(body: SamplingRequest) -> int | None:
-    """The most tokens to generate, which has two names.
+    """The maximum number of tokens to generate, which two request fields can set.
 
     Raises:
         ApiError: 400, both are set and differ.
@@ -170,8 +170,8 @@ def request_constraint(
     """The constraint of a request's ``response_format`` or ``structured_outputs``, if any.
 
     Args:
-        body: of the request.
-        limits: of the server.
+        body: the request's body.
+        limits: the server's limits.
         literal: do not close objects of JSON schemas, as in `generation_schema`.
 
     Raises:

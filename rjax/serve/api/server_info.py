@@ -24,7 +24,7 @@ private = private_router()
 
 @public.get("/health", response_model=HealthResponse, responses=_UNHEALTHY)
 async def health(service: ServiceDep) -> JSONResponse:
-    """200 while the engine is alive, accepts requests and worker processes can read them,
+    """Answer 200 while the engine is alive, accepts requests and worker processes can read them,
     otherwise 503."""
     status = service.health
     answer = HealthResponse(status=status)
@@ -37,13 +37,13 @@ async def health(service: ServiceDep) -> JSONResponse:
 
 @public.get("/ping", response_model=HealthResponse, responses=_UNHEALTHY)
 async def ping(service: ServiceDep) -> JSONResponse:
-    """As /health; SageMaker uses this path."""
+    """Answer as /health does; SageMaker uses this path."""
     return await health(service)
 
 
 @public.post("/ping", response_model=HealthResponse, responses=_UNHEALTHY)
 async def ping_by_post(service: ServiceDep) -> JSONResponse:
-    """As /health."""
+    """Answer as /health does."""
     return await health(service)
 
 

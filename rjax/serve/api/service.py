@@ -31,30 +31,30 @@ from rjax.tokenization import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Service:
-    """One served model.
+    """One served model, with the state that all routes share.
 
     Attributes:
-        engine: runs on a thread or in a process of its own.
-        tokenizer: of the model.
-        config: of the server.
+        engine: the engine, which runs on a thread or in a process of its own.
+        tokenizer: the model's tokenizer.
+        config: the server's configuration.
         created: start time of the server, seconds since 1970.
         max_model_len: most tokens of prompt and output.
         alternatives: alternatives per token that requests may ask for.
-        keys: of the tenants.
+        keys: the tenants' API keys.
         unknown_fields: handles unknown fields of request bodies.
-        tools: how the model writes tool calls; None if that is not known, or harmony's.
-        output_format: how outputs are parsed.
+        tools: format of the model's tool calls; None if it is not known, or is harmony's.
+        output_format: format by which outputs are parsed.
         grammars: checks constraints.
-        zygote: of the workers, if the service owns it.
+        zygote: the process that starts the workers; None if the service does not own it.
         texts: workers that render chat templates and tokenise.
         compilers: workers that compile grammars.
-        threads: for bounded work on requests.
-        response_threads: for bounded work on responses.
-        large_bodies: limits the parsing of large bodies to one at a time.
+        threads: threads for bounded work on requests.
+        response_threads: threads for bounded work on responses.
+        large_bodies: semaphore that limits the parsing of large bodies to one at a time.
         prefixes: named prefixes of all tenants.
         responses: stored responses of all tenants.
         background: tasks of responses in the background.
-        metrics: see its type.
+        metrics: the server's metrics; see its type.
     """
 
     engine: AsyncLLMEngine

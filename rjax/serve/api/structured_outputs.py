@@ -26,10 +26,10 @@ class GrammarCache:
     much memory. The engine compiles only constraints that a worker has compiled within the limits.
 
     Args:
-        tokenizer: of the model; if it is not a fast tokenizer, every constraint is refused.
+        tokenizer: the model's tokenizer; if it is not a fast one, every constraint is refused.
         vocab_size: width of the logits.
-        limits: of the server.
-        workers: compile constraints first.
+        limits: the server's limits.
+        workers: processes that compile constraints first.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class GrammarCache:
         self._kept: OrderedDict[Constraint, int] = OrderedDict()  # bytes of the compiled ones
 
     async def check(self, constraint: Constraint, tenant: str) -> MaskRequest:
-        """What asks the engine for masks of this constraint.
+        """The request that asks the engine for masks of this constraint.
 
         Raises:
             InvalidRequestError: the constraint is not valid.
@@ -84,8 +84,8 @@ def json_constraint(
     """The constraint of a JSON schema, given as an object or as text.
 
     Args:
-        schema: of the request.
-        limits: of the server.
+        schema: the request's JSON schema.
+        limits: the server's limits.
         param: request field of the schema, for messages.
         literal: do not close objects, as in `generation_schema`.
 

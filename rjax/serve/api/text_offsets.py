@@ -7,15 +7,15 @@ from rjax.tokenization import Tokenizer
 
 
 class TextOffsets:
-    """Offsets of the tokens of one output, as they come.
+    """Computes where the tokens of one output start in the returned text, as they come.
 
     A token without text of its own, such as a hidden special token, starts where the next text
     does, and so do all tokens of a character that several tokens make.
 
     Args:
-        tokenizer: of the model.
-        prompt_token_ids: of the prompt.
-        params: of the request.
+        tokenizer: the model's tokenizer.
+        prompt_token_ids: token ids of the prompt.
+        params: the request's sampling parameters.
         start: characters of the returned text before the output.
     """
 

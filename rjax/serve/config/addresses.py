@@ -70,7 +70,7 @@ class UnixAddress:
         it, and removed at the end.
 
         Raises:
-            InvalidConfigError: the path is too long, or of another file.
+            InvalidConfigError: the path is too long, or its file is not a socket.
             OSError: a process listens on the socket, or the file cannot be made.
         """
         path = pathlib.Path(self.path)
@@ -101,7 +101,7 @@ class UnixAddress:
         return f"unix:{self.path}"
 
     def api(self, listener: socket.socket) -> str:
-        """As `url`: the path /v1 is not part of it."""
+        """The same as `url`: the path /v1 is not part of it."""
         return self.url(listener)
 
     def _remove_stale(self, path: pathlib.Path) -> None:

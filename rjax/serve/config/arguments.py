@@ -331,10 +331,10 @@ def _http_options(arguments: argparse.Namespace) -> HttpOptions:
 
 
 def address(arguments: argparse.Namespace) -> Address:
-    """Where to listen.
+    """The address to listen on.
 
     Raises:
-        InvalidConfigError: the port is none, or a Unix socket has a host or port.
+        InvalidConfigError: the port is out of range, or a Unix socket has a host or port.
     """
     host, port, path = arguments.host, arguments.port, arguments.uds
     if path is not None:

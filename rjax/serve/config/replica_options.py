@@ -17,7 +17,7 @@ class ReplicaOptions:
     """How many replicas run, where, and how requests are routed to them.
 
     Attributes:
-        replicas: at the start; without autoscaling always.
+        replicas: number of replicas at the start; without autoscaling, at all times.
         min_replicas: lower limit of autoscaling; by default ``replicas``.
         max_replicas: upper limit; None turns autoscaling off.
         target_ongoing_requests: sequences of a replica, running and waiting, that autoscaling aims
@@ -29,7 +29,7 @@ class ReplicaOptions:
             is "auto").
         request_router: a name of `ROUTERS`, or the import path of a ``RequestRouter`` class of Ray
             Serve, whose requests are `rjax.replicas.replica_request.ReplicaRequest`.
-        ray_address: of a running Ray cluster, or "auto"; None starts one on this machine.
+        ray_address: address of a running Ray cluster, or "auto"; None starts one on this machine.
 
     Raises:
         InvalidConfigError: a value is out of range, or does nothing without another.

@@ -15,13 +15,14 @@ class ServeConfig:
         model: name of the model in requests and responses.
         aliases: other names of the model in requests.
         root: the model's own name; None is ``model``.
-        created: when the server started, in seconds since 1970; None is when it is built.
+        created: start time of the server, in seconds since 1970; None takes the time when the
+            service is built.
         keys: accepted API keys, each a tenant with its own prefix cache; without any, no request
             needs one.
         priority_across_keys: order the requests of all API keys by priority and arrival; otherwise
             keys get equal parts of the rows, and priority orders the requests of one key.
-        limits: of requests.
-        http: for reverse proxies and browsers.
+        limits: limits on requests.
+        http: options for reverse proxies and browsers.
         tool_call_parser: how the model writes tool calls; "auto" decides by the markers of its chat
             template.
         reasoning_parser: separate the model's reasoning from the content, by its markup; otherwise

@@ -17,9 +17,9 @@ class Tenant:
     """The owner of a request.
 
     Attributes:
-        name: for logs.
-        salt: of the prefix cache's keys. It isolates tenants, so that prefill times reveal nothing
-            about another tenant's prompts. None if the server has no keys.
+        name: the tenant's name in logs.
+        salt: salt of the prefix cache's keys. It isolates tenants, so that prefill times reveal
+            nothing about another tenant's prompts. None if the server has no keys.
     """
 
     name: str
@@ -39,7 +39,7 @@ class KeyRing:
     """The accepted API keys. Without keys, all clients are one tenant.
 
     Args:
-        keys: printable ASCII characters without spaces around them.
+        keys: the accepted keys; printable ASCII characters without spaces around them.
 
     Raises:
         InvalidConfigError: a key is empty or not valid in a header.
@@ -64,7 +64,7 @@ class KeyRing:
 
     @property
     def num_short(self) -> int:
-        """Keys that are short enough to be guessed."""
+        """Number of keys that are short enough to be guessed."""
         return sum(len(key) < _SHORT for key, _ in self._tenants)
 
     @property

@@ -1,4 +1,4 @@
-"""What the HTTP server needs of whatever answers the requests: an engine here, or replicas."""
+"""The interface of the HTTP server's backend: an engine in this process, or replicas."""
 
 from typing import Protocol, runtime_checkable
 

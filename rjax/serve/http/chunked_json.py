@@ -46,9 +46,9 @@ async def chunked_response(
     """The response that ``make`` returns, serialised in chunks.
 
     Args:
-        make: called once.
-        size: of the response (`response_size`); a large one is made on a thread.
-        threads: for large responses.
+        make: makes the response; called once.
+        size: size of the response (`response_size`); a large one is made on a thread.
+        threads: threads that make large responses.
     """
 
     def pieces() -> list[bytes]:

@@ -154,7 +154,7 @@ class ConnectionLimiter:
 
 
 class _Group:
-    """Connections with a common limit; those of each state in the order of entering it."""
+    """Connections with a common limit, listed by state in the order of entering it."""
 
     def __init__(self, most: int) -> None:
         self.most = most

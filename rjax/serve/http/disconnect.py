@@ -18,7 +18,7 @@ _EXTENSION = "rjax.disconnect"
 
 
 class Disconnect:
-    """What to call when the client of one request disconnects.
+    """Callbacks that run when the client of one request disconnects.
 
     Attributes:
         probe: writes bytes into the started response that clients skip, to find out whether this
@@ -42,7 +42,7 @@ class Disconnect:
             self._callbacks.append(callback)
 
     def lost(self) -> None:
-        """Call what is registered."""
+        """Call the registered callbacks."""
         self._lost = True
         for callback in self._callbacks:
             callback()

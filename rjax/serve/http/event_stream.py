@@ -78,7 +78,7 @@ class EventStream(Response, abc.ABC):
 
     @abc.abstractmethod
     def begin(self) -> None:
-        """The response has started: write what there is, and register for more."""
+        """The response has started: write the events so far, and register for more."""
 
     def end(self) -> None:
         """Everything is written."""

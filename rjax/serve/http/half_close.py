@@ -21,7 +21,7 @@ class HalfClosedConnection:
     at once and a reset only after several writes. The bytes of the response are as good as a probe.
 
     Args:
-        transport: of the connection.
+        transport: the connection's transport.
         num_written: number of bytes written to it so far.
         probe: writes bytes that the client skips, or nothing if the response allows none now.
     """

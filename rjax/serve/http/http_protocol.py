@@ -28,10 +28,10 @@ class BoundedProtocol(H11Protocol):
 
     Args:
         connections: limiter of the server's connections.
-        turns: of its requests.
+        turns: limiter of the requests that start in one turn of the event loop.
         health_paths: paths that are served beyond the connection limits.
         retry_after: ``Retry-After`` of a 503, in seconds.
-        options: of uvicorn's protocol.
+        options: arguments of uvicorn's protocol.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class _ChunkedWire:
     to a response without a Content-Length. h11 keeps no state for each chunk.
 
     Args:
-        transport: of the connection.
+        transport: the connection's transport.
         flow: whether the transport's buffer is full.
         on_resume: sets what is called when it no longer is.
     """

@@ -29,9 +29,9 @@ class RequestLimitsMiddleware:
         app: called for requests within the limits.
         limits: uses ``body_bytes``, ``bodies_bytes``, ``body_seconds``, ``headers``,
             ``header_bytes`` and ``connections``.
-        keys: of the server.
-        health_paths: need no key and are exempt from the ``connections`` limit.
-        page_paths: need no key.
+        keys: the server's API keys.
+        health_paths: paths that need no key and are exempt from the ``connections`` limit.
+        page_paths: paths that need no key.
         rejected: called with the name of a limit for each request that it rejects with a 503.
         refused: called with every error response.
     """

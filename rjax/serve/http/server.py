@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
     Args:
         app: answers until the service is ready, and then delegates to the service's app.
         build: returns the service and its app; runs on a thread.
-        drain_seconds: for accepted requests.
+        drain_seconds: most seconds for which accepted requests continue after SIGTERM.
         access_log: log a line per request.
         stats_seconds: log the throughput in this interval; None never.
         listening: called when the port is open.
@@ -55,7 +55,7 @@ class Server(uvicorn.Server):
         interrupted: called on SIGINT.
 
     Attributes:
-        service: None until it is ready.
+        service: the service; None until it is ready.
         stopped_by: the signal that stopped the server without draining, or None.
     """
 

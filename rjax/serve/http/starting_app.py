@@ -37,8 +37,8 @@ class StartingApp:
     than the limit ``connections``, are refused at once.
 
     Args:
-        config: of the server; requests to a host that ``http.allowed_hosts`` does not allow are
-            refused, before and after `open`.
+        config: the server's configuration; requests to a host that ``http.allowed_hosts`` does not
+            allow are refused, before and after `open`.
         early_requests: whether early requests wait or get a 503.
         progress: returns the progress of the compilation, or None before it is known.
     """

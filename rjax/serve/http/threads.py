@@ -14,7 +14,7 @@ class WorkThreads:
     be short; unbounded work on a client's text runs in `rjax.serve.workers`.
 
     Args:
-        count: threads.
+        count: number of threads.
     """
 
     def __init__(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Where the bytes of a stream go.
+"""The interface to which a response writes the bytes of its stream.
 
 An ASGI message passes every middleware and h11, for each chunk of a stream.
 `rjax.serve.http.http_protocol` therefore offers a `Wire` of the connection in
@@ -61,7 +61,7 @@ class SendWire:
     """A wire that sends ASGI messages, in a task that runs `send_all`.
 
     Args:
-        send: of the request.
+        send: the request's ASGI ``send``.
     """
 
     def __init__(self, send: Send) -> None:

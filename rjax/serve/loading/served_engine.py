@@ -14,10 +14,10 @@ _log = logging.getLogger("rjax.serve")
 
 
 def build_in_process(options: dict[str, Any]) -> Engine:
-    """`build_served_engine` in a process of its own, which logs as the server does.
+    """Run `build_served_engine` in a process of its own, which logs as the server does.
 
     Args:
-        options: as `EngineConfig.from_options` takes them.
+        options: the engine's options, as `EngineConfig.from_options` takes them.
     """
     set_up_logs(access_log=False, http_level=logging.WARNING)
     return build_served_engine(EngineConfig.from_options(options))
@@ -38,7 +38,7 @@ def build_served_engine(config: EngineConfig) -> Engine:
 
 
 def build_engine(config: EngineConfig) -> Any:
-    """`rjax.engine_builder.build_engine`, imported at the call."""
+    """Call `rjax.engine_builder.build_engine`, which is imported at the call."""
     from rjax import engine_builder
 
     return engine_builder.build_engine(config)

@@ -41,7 +41,7 @@ def make_service(
     Args:
         engine: an `rjax.engine.llm_engine.LLMEngine`, which only the service may use afterwards;
             or a channel to one.
-        config: of the server.
+        config: the server's configuration.
         zygote: starts worker processes; None creates one, which the service closes.
         close_zygote: the service closes the given zygote too.
 

@@ -21,10 +21,10 @@ _END_SECONDS = 5.0  # for the engine's process if the service cannot be built
 
 
 class ServiceLoader:
-    """Loads a service. Imports what needs JAX only in `load`.
+    """Loads a service. Modules that need JAX are imported only in `load`.
 
     Args:
-        config: of the engine.
+        config: the engine's configuration.
         prefix_files: paths of prefix files by prefix name.
         serve: configuration of the server.
         engine_process: run the engine in a process of its own, not on a thread.
@@ -45,7 +45,7 @@ class ServiceLoader:
         self._channel: EngineChannel | None = None
 
     def progress(self) -> CompileProgress | None:
-        """How far the compilation is; None before the engine is built. Any thread may call this."""
+        """The compilation's progress; None before the engine is built. Any thread may call this."""
         channel = self._channel
         return None if channel is None or not channel.is_built else channel.compile_progress()
 

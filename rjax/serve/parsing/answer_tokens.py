@@ -10,10 +10,10 @@ class AnswerTokens:
     """Takes the tokens of one output's content, in order, as they become known.
 
     A token that has any character of the content is one of its tokens, and so is the token that
-    ends an output in its content. Those of reasoning, markers and the white space between are not.
+    ends an output in its content. Tokens of reasoning, markers and the white space between are not.
 
     Args:
-        parser: of the output; it must parse an output's text before `take` gets its tokens.
+        parser: parser of the output; it must parse an output's text before `take` gets its tokens.
     """
 
     def __init__(self, parser: OutputParser) -> None:

@@ -120,7 +120,7 @@ class OutputFormat(Protocol):
         Args:
             tools: the functions.
             several: whether more than one call is allowed.
-            literal: as in `rjax.structured.schemas.generation_schema`.
+            literal: do not close objects; see `rjax.structured.schemas.generation_schema`.
 
         Raises:
             InvalidRequestError: a grammar cannot express a schema, or the format of the calls is
@@ -130,14 +130,14 @@ class OutputFormat(Protocol):
 
     def text_or_calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
         """A Lark grammar of text with optional calls; see `calls_grammar`. Arguments of strict
-        functions match their schemas; those of others are any object."""
+        functions match their schemas; arguments of other functions are any object."""
         ...
 
     def after_reasoning(self, constraint: Constraint, start: str, *, calls: bool) -> Constraint:
         """Apply a constraint to the part of the output after its reasoning.
 
         Args:
-            constraint: on the output without its reasoning.
+            constraint: constraint on the output without its reasoning.
             start: start state of the output.
             calls: whether it is a tool-call grammar of this format; otherwise it constrains the
                 content.

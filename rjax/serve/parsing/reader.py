@@ -20,12 +20,12 @@ class OutputReader:
     do not. A token that contains a marker and reasoning text counts.
 
     Args:
-        fmt: of the model's outputs.
-        start: state of the output.
-        functions: that may be called.
-        tokenizer: of the model.
-        prompt_token_ids: of the prompt.
-        params: of the request.
+        fmt: format of the model's outputs.
+        start: start state of the output.
+        functions: functions that may be called.
+        tokenizer: the model's tokenizer.
+        prompt_token_ids: the prompt's token ids.
+        params: the request's sampling parameters.
         every_token: read all tokens, for `answer_logprobs`.
     """
 

@@ -32,8 +32,8 @@ def choose_output_format(
         reasoning_parser: one of ``REASONING_PARSERS``; None for a model that does not reason.
         tools: format of its tool calls; None if it is not known.
         tool_format: "auto", or the name of a tool format; harmony has its own.
-        tokenizer: of the model.
-        special_tokens: of that tokenizer.
+        tokenizer: the model's tokenizer.
+        special_tokens: special tokens of that tokenizer.
 
     Raises:
         InvalidConfigError: the name is unknown, or the parser does not fit the model.

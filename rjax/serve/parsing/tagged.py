@@ -75,7 +75,7 @@ class TaggedFormat:
         think: tags of the reasoning; None if the model does not reason.
         tags: see `OutputFormat`.
         hidden: special tokens, which the text omits by default.
-        special_tokens: of the tokenizer, for grammars.
+        special_tokens: the tokenizer's special tokens, for grammars.
     """
 
     tools: ToolFormat | None

@@ -21,7 +21,7 @@ class Tags:
     that is no token is found in the text.
 
     Args:
-        tags: of the format.
+        tags: the format's tags.
         ids: token ids of those that are tokens.
     """
 
@@ -52,8 +52,8 @@ class SignedText:
     """Signs the text of one output, which comes in pieces and may be behind the tokens.
 
     Args:
-        tags: of the format.
-        detokenizer: of the output.
+        tags: the format's tags.
+        detokenizer: the output's detokenizer.
 
     Attributes:
         ends: end of each added token, in characters of the signed text.

@@ -49,7 +49,7 @@ class ThinkParser:
     White space around the tags is dropped. Without a closing tag, the rest is reasoning.
 
     Args:
-        tags: of the model.
+        tags: the model's reasoning tags.
         thinking: start state of the output.
     """
 

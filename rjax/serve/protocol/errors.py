@@ -39,7 +39,7 @@ class ApiError(Exception):
 
     Args:
         status: HTTP status code.
-        message: for the client: what was found, what is allowed, what to do.
+        message: text for the client, which says what was found, what is allowed and what to do.
         code: machine-readable error code.
         param: the request field that caused the error.
     """

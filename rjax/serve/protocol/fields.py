@@ -85,7 +85,7 @@ def known_fields(
 
     Args:
         value: the object.
-        names: of the model's fields.
+        names: names of the model's fields.
         refused: fields that may not be ignored, by name.
         place: path of the object in the body, with a trailing dot; empty for the body itself.
         check: collects the names of ignored fields; None drops them.

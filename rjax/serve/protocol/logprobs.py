@@ -20,7 +20,7 @@ class LazyList(Sequence[Any]):
 
     Args:
         length: number of entries.
-        make: the entries of a slice of indices.
+        make: returns the entries of a slice of indices.
     """
 
     def __init__(self, length: int, make: Callable[[slice], list[Any]]) -> None:
@@ -61,7 +61,7 @@ def within_logprobs_limit(
     """The parameters of a request whose logprobs do not exceed the limit.
 
     Args:
-        params: of the request.
+        params: the request's sampling parameters.
         lengths: tokens of each prompt; each of the ``n`` samples repeats its prompt's logprobs.
         max_model_len: most tokens of a prompt and its output.
         most: maximum of logprobs; every alternative of every token counts.
@@ -105,9 +105,9 @@ def completion_logprobs(
     """The fields of `rjax.serve.protocol.responses.CompletionLogprobs`.
 
     Args:
-        token_ids: of the text.
-        entries: of each token, its own first; None for a prompt's first token.
-        offsets: of each token in the text.
+        token_ids: the text's token ids.
+        entries: log-probabilities for each token, its own first; None for a prompt's first token.
+        offsets: offset of each token in the text.
         token_text: text of a token alone.
         as_token_ids: write ``token_id:N`` instead of a token's text.
     """
@@ -173,7 +173,7 @@ def chat_logprobs(
     tokens at each position.
 
     Args:
-        entries: of each token, its own first.
+        entries: log-probabilities for each token, its own first.
         top: tokens to report besides it.
         token_text: text of a token alone.
         token_bytes: its bytes, which may be a part of a character.

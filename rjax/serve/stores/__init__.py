@@ -1,1 +1,1 @@
-"""What the server keeps between requests, bounded for each tenant: responses, prefixes."""
+"""Stores of responses and prefixes between requests, bounded for each tenant."""

@@ -17,7 +17,7 @@ class EventLog:
 
     Attributes:
         size: bytes of all events.
-        events: each with its end.
+        events: the events so far, each with the blank line that ends it.
         has_ended: whether no more events come.
     """
 
@@ -60,10 +60,10 @@ class EventLog:
 
 
 class LoggedEvents(EventStream):
-    """A response of the events of a log, those to come included.
+    """A response that sends the events of a log, including those to come.
 
     Args:
-        log: of the events.
+        log: the log of the events.
         start: number of the first event.
     """
 

@@ -45,7 +45,7 @@ def stored_items(given: str | list[Item], response_id: str) -> tuple[InputItem, 
 
     Args:
         given: the input; a text is a user message.
-        response_id: of the response; item ids are derived from it.
+        response_id: id of the response; item ids are derived from it.
     """
     if isinstance(given, str):
         given = [MessageItem(role="user", content=given)]
@@ -57,7 +57,7 @@ def page(items: tuple[InputItem, ...], query: QueryParams) -> bytes:
     """The JSON of a page of items.
 
     Args:
-        items: in the order of the input.
+        items: all items, in the order of the input.
         query: ``order``, by default "desc" (newest first); ``limit``, by default 20; ``after``, the
             id of the last item of the previous page.
 

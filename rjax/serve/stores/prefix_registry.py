@@ -18,7 +18,7 @@ class RegisteredPrefix:
 
     Attributes:
         name: chosen by the client.
-        token_ids: of the prefix.
+        token_ids: the prefix's token ids.
         salt: cache salt of its pages.
         pinned: whether its KV is pinned; otherwise it may be evicted.
         created: seconds since 1970.

@@ -11,7 +11,7 @@ from rjax.serve.stores.input_items import InputItem
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunningResponse:
-    """How to end the generation of a response in the background.
+    """The callbacks that end the generation of a response in the background.
 
     Attributes:
         abort: ends it; nothing more is stored.
@@ -27,14 +27,14 @@ class StoredResponse:
     """A response that has ended, or one in the background.
 
     Attributes:
-        id: of the response.
+        id: the response's id.
         response: its JSON.
         conversation: JSON of the chat messages up to and including the response, without
             instructions; empty if no response can continue it.
-        items: of the request's input.
+        items: items of the request's input.
         background: whether it was made in the background.
-        running: how to end its generation; None if it has ended.
-        events: of a stream in the background.
+        running: callbacks that end its generation; None if it has ended.
+        events: log of the events of a stream in the background.
     """
 
     id: str

@@ -6,7 +6,7 @@ from rjax.serve.telemetry.repeated_errors import RepeatedErrors
 
 
 def set_up_logs(*, access_log: bool, http_level: int) -> None:
-    """Log to stderr, errors that repeat in one line (`RepeatedErrors`).
+    """Log to stderr, and log repeated errors in one line each (`RepeatedErrors`).
 
     Args:
         access_log: log a line for each request.

@@ -45,7 +45,7 @@ class Metrics:
     cannot add any.
 
     Args:
-        model: its name.
+        model: the model's name.
         cache: settings of the KV pool, for ``cache_config_info``.
     """
 

@@ -27,12 +27,12 @@ async def log_throughput(engine: AsyncLLMEngine, interval: float) -> None:
 
 
 def throughput_line(before: EngineStats, now: EngineStats, seconds: float) -> str | None:
-    """What the engine did in an interval; None if it did nothing.
+    """The log line of what the engine did in an interval; None if it did nothing.
 
     Args:
         before: statistics at the start of the interval.
-        now: at its end.
-        seconds: between the two.
+        now: statistics at the end of the interval.
+        seconds: length of the interval.
     """
     prompt = now.prompt_tokens - before.prompt_tokens
     output = now.output_tokens - before.output_tokens

@@ -1,7 +1,7 @@
 """The metrics of vLLM that have the same meaning here, under vLLM's own names.
 
-Types, labels and buckets are those of vLLM 0.11 and later. There are none of LoRA, speculative
-decoding, external and multi-modal caches, or sleep.
+Types, labels and buckets are those of vLLM 0.11 and later. Metrics of LoRA, speculative
+decoding, external and multi-modal caches, and sleep are left out.
 """
 
 import itertools
@@ -44,8 +44,8 @@ def vllm_metrics(stats: EngineStats, model: str, cache: Mapping[str, str]) -> It
     """The families of metrics.
 
     Args:
-        stats: of the engine.
-        model: its name, a label.
+        stats: the engine's statistics.
+        model: the model's name, a label.
         cache: settings of the KV pool, labels of ``cache_config_info``.
     """
     labels, requests = [model, _ENGINE], stats.requests

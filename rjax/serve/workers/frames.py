@@ -29,8 +29,7 @@ async def read(source: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
     """Read a message from an asyncio stream.
 
     Raises:
-        asyncio.IncompleteReadError: the peer has closed the connection.
-        ConnectionError: likewise.
+        asyncio.IncompleteReadError, ConnectionError: the peer has closed the connection.
     """
     head, data = SIZES.unpack(await source.readexactly(SIZES.size))
     return json.loads(await source.readexactly(head)), await source.readexactly(data)

@@ -63,7 +63,7 @@ class WorkerPool:
     Args:
         zygote: starts the processes.
         model: data of the served model.
-        limits: of the pool.
+        limits: the pool's limits.
         shared: whether several tenants use it.
 
     Attributes:
@@ -94,7 +94,7 @@ class WorkerPool:
 
         Args:
             head, data: message to the worker.
-            tenant: of the client.
+            tenant: name of the client's tenant.
             what: description of the task, for messages.
 
         Raises:
@@ -203,7 +203,7 @@ class WorkerPool:
             await asyncio.gather(reading, return_exceptions=True)
 
     async def _reap(self, worker: WorkerProcess) -> int | None:
-        """How a worker ended that has closed its socket; see `Zygote.reap`."""
+        """The exit status of a worker that has closed its socket; see `Zygote.reap`."""
         reaping = asyncio.to_thread(self._zygote.reap, worker.pid)
         try:
             return await asyncio.wait_for(reaping, _REAP_SECONDS)
@@ -311,10 +311,10 @@ class WorkerPool:
 async def _wait_running(
     reading: "asyncio.Future[Any]", worker: WorkerProcess, seconds: float
 ) -> None:
-    """Wait at most so long for a result, and look whether the worker runs.
+    """Wait at most ``seconds`` for a result, and check that the worker runs.
 
     Raises:
-        WorkerLostError: it used no CPU time between two looks.
+        WorkerLostError: it used no CPU time between two checks.
     """
     looks = max(1, int(seconds / _LOOK_SECONDS))
     for _ in range(looks):

@@ -24,7 +24,7 @@ class TextModel:
     """Data of the served model that a worker needs.
 
     Attributes:
-        folder: of the tokenizer's files.
+        folder: folder of the tokenizer's files.
         chat_template: replaces the tokenizer's template; None keeps it.
         vocab_size: width of the logits.
         eos_token_ids: tokens that end a text under a grammar.
@@ -40,12 +40,12 @@ class Layout(BaseModel):
     """Messages to render by the chat template and to tokenise.
 
     Attributes:
-        messages, tools: of the request.
+        messages, tools: the request's messages and tools.
         tool_format: name of the tool format; None if the template alone writes calls.
-        options: of the template.
+        options: options of the chat template.
         longest_text: maximum of characters of a prompt.
         last: keep only this many tokens at the end.
-        max_model_len: of the model.
+        max_model_len: most tokens of a prompt and its output.
         most_tokens: maximum of tokens; below ``max_model_len`` if they are a prompt to run.
         add_special_tokens: add the BOS token before the template's output.
     """
@@ -68,7 +68,7 @@ class Tasks:
     returns those of its result.
 
     Args:
-        model: to load.
+        model: data of the model to load.
     """
 
     def __init__(self, model: TextModel) -> None:

@@ -31,8 +31,8 @@ class WorkerProcess:
     """A worker process and the connection to it.
 
     Args:
-        pid: of the process.
-        reader, writer: of its socket.
+        pid: id of the process.
+        reader, writer: streams of its socket.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class WorkerProcess:
     def has_run(self) -> bool:
         """Whether the process used CPU time since the last call, or since the task was sent.
 
-        A process that computes does, also on a busy machine; one that is stopped or frozen does
-        not. True where the system does not report it.
+        A process that computes uses CPU time, also on a busy machine; a process that is stopped or
+        frozen uses none. The result is True where the system does not report it.
         """
         before, self._cpu_seconds = self._cpu_seconds, self._read_cpu_clock()
         return self._cpu_seconds is None or self._cpu_seconds != before
@@ -99,7 +99,7 @@ def ended_by_itself(status: int | None) -> bool:
 
 
 def describe_end(status: int | None) -> str:
-    """How a process ended, for the log; arguments as in `ended_by_itself`."""
+    """Describe for the log how a process ended; takes the status of `ended_by_itself`."""
     if status is None:
         return "ended"
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited ({status})"

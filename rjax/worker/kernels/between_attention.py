@@ -27,7 +27,7 @@ def between_problem(
     dtype: DTypeLike,
     early_weights: bool = False,
 ) -> Problem | None:
-    """What a kernel is chosen by; None for layers between whose attentions no kernel computes all.
+    """The problem by which a kernel is chosen; None if no kernel computes all between attentions.
 
     Such kernels know layers of `plain_parts` with unquantised weights.
     """

@@ -32,9 +32,9 @@ def dequantised_projections(
     Args:
         dispatcher: chooses the kernels.
         model: its layers may be quantised differently.
-        dtype: of the activations.
-        devices: that the projections are sharded over.
-        rows: of the steps.
+        dtype: dtype of the activations.
+        devices: number of devices that the projections are sharded over.
+        rows: numbers of rows of the steps.
 
     Returns:
         For each quantised projection, such as "D -> K A H", and each number of rows: None where a
@@ -56,8 +56,10 @@ def dequantised_projections(
 
 
 def _quantised(model: ModelConfig, dtype: DTypeLike, mesh: AbstractMesh) -> Iterator[_Use]:
-    """The quantised projections of layers that differ: from a number of rows to the problems of
-    each, fused operations first."""
+    """Functions for the quantised projections of layers that differ.
+
+    Each maps a number of rows to the problems of its projection, fused operations first.
+    """
     for number in _different_layers(model):
         layer = DecoderLayer(model, number, jnp.dtype(dtype))
         attention, mlp = layer.attention, layer.mlp

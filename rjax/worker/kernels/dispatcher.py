@@ -34,7 +34,7 @@ class Dispatcher:
 
     Attributes:
         backend: "mosaic", "triton" or "xla"; kernels of other backends are not considered.
-        kernels: in the order in which they are asked.
+        kernels: the kernels in the order in which they are asked.
     """
 
     backend: str
@@ -42,17 +42,20 @@ class Dispatcher:
 
     @classmethod
     def of(cls, backend: str) -> "Dispatcher":
-        """With all kernels of a backend, those from `register_kernel` first, plain JAX last."""
+        """Make a dispatcher with all kernels of a backend.
+
+        Those from `register_kernel` come first, plain JAX comes last.
+        """
         quantised = (*QUANTISED_KERNELS, QUANTISED_EXPERTS)
         mosaic = (ONE_ROW_LAYER, BETWEEN_ATTENTION, *MOSAIC_KERNELS)
         kernels = (*registered_kernels(), *quantised, *mosaic, *PLAIN_KERNELS)
         return cls(backend, tuple(kernel for kernel in kernels if backend in kernel.backends))
 
     def without(self, name: str) -> "Dispatcher":
-        """One that does not consider the kernel of this name.
+        """A dispatcher that does not consider the kernel of this name.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no kernel has this name.
         """
         rest = tuple(kernel for kernel in self.kernels if kernel.name != name)
         if rest == self.kernels:

@@ -20,9 +20,9 @@ def advise_whole_experts(
 
     Args:
         dispatcher: chooses the kernels.
-        model: placed on the devices.
-        dtype: of the activations.
-        devices: on the mesh axis ``tensor``.
+        model: the model's configuration, placed on the devices.
+        dtype: dtype of the activations.
+        devices: number of devices on the mesh axis ``tensor``.
     """
     if devices == 1 or model.experts is None or model.experts.parallel:
         return None

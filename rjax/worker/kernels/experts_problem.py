@@ -95,15 +95,15 @@ def experts_problem(
     dtype: DTypeLike,
     activation: Activation,
 ) -> Problem:
-    """What a kernel is chosen by.
+    """The problem by which a kernel is chosen.
 
     Args:
-        up, down: [J, D, A, I] and [J, I, D].
+        up, down: the weights, [J, D, A, I] and [J, I, D].
         mesh: the devices.
-        rows: T.
+        rows: number of rows, T.
         top_k: experts of a row.
-        dtype: of the rows.
-        activation: between the products.
+        dtype: dtype of the rows.
+        activation: activation between the two products.
     """
     J, D, A, width = up.shape
     devices = mesh.shape[TENSOR_AXIS]

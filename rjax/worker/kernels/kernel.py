@@ -12,10 +12,10 @@ class Kernel:
     """One implementation of an operation.
 
     Attributes:
-        name: in logs and reports, such as "mosaic.split_k".
+        name: name in logs and reports, such as "mosaic.split_k".
         operation: what it computes; ``Problem`` says with which operands.
-        backends: those whose engines use it.
-        refusal: why it cannot take a problem, or None.
+        backends: names of the backends whose engines use it.
+        refusal: returns why it cannot take a problem, or None.
         run: computes it: (problem, *operands) to the result.
         pads_rows: whether steps of few rows are worth padding to a number of rows that it takes.
         dequantises: whether it widens quantised weights before it multiplies them.
@@ -47,5 +47,5 @@ def register_kernel(kernel: Kernel) -> None:
 
 
 def registered_kernels() -> tuple[Kernel, ...]:
-    """Kernels from outside, the latest first."""
+    """The kernels from outside, the one registered last first."""
     return tuple(reversed(_REGISTERED))

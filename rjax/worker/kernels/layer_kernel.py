@@ -1,4 +1,4 @@
-"""The kernel of a whole decoder layer, of steps of one row."""
+"""The kernel of a whole decoder layer, for steps of one row."""
 
 from typing import Any
 

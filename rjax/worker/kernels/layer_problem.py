@@ -23,7 +23,7 @@ def layer_problem(
     dtype: DTypeLike,
     early_weights: bool = False,
 ) -> Problem | None:
-    """What a kernel is chosen by; None for a layer that no kernel computes as a whole.
+    """The problem by which a kernel is chosen; None for a layer that no kernel takes as a whole.
 
     Such kernels know RMS norms before attention and feed-forward, a rotary embedding of halves,
     norms and biases of queries and keys, and silu with a gate; all weights of one scheme.
@@ -118,7 +118,7 @@ def layer_weights(layer: DecoderLayer) -> LayerWeights:
 def _stored(
     linear: Linear, matrices: int, shape: tuple[int, int] | None = None
 ) -> Array | ScaledWeight:
-    """The weight; shape: of one in 16 bits, None for its own."""
+    """The stored weight; ``shape`` is the new shape of one in 16 bits, None keeps its own."""
     if isinstance(linear.scheme, Scaled):
         return scaled_weight(linear.scheme, linear.leaves, linear.output_shape, matrices)
     weight = linear.leaves["weight"]

@@ -17,10 +17,10 @@ class LinearSharding:
     """How a `Linear` is sharded over the devices of a mesh.
 
     Attributes:
-        leaves: of each leaf of the weight, by name.
-        inputs: of the flattened input axes, one entry.
-        outputs: of the result's axes after T.
-        depth, columns: of the part of one device.
+        leaves: partition spec of each leaf of the weight, by name.
+        inputs: mesh axis that shards the flattened input axes, one entry of a spec.
+        outputs: mesh axis that shards each of the result's axes after T.
+        depth, columns: contracted entries, and shape of the result after T, of one device's part.
         needs_partial: the inputs are sharded, so that each device has a share of the result.
     """
 
@@ -68,7 +68,7 @@ def linear_problem(
     pending_bias: bool = False,
     early_weights: bool = False,
 ) -> Problem:
-    """What a kernel is chosen by."""
+    """The problem by which a kernel is chosen."""
     return Problem(
         operation=operation,
         rows=rows,

@@ -105,4 +105,4 @@ PLAIN_KERNELS = (
     _kernel("route", _route),
     _kernel("experts", _experts),
 )
-"""Used where no other kernel of a backend takes a problem."""
+"""Kernels that are used where no other kernel of a backend takes a problem."""

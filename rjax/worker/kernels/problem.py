@@ -1,4 +1,4 @@
-"""What a kernel is chosen by."""
+"""The problem by which a kernel is chosen."""
 
 import dataclasses
 import math
@@ -62,7 +62,7 @@ class Problem:
               for the next layer).
 
         label: the axes of a projection, such as "D -> K A H", for reports.
-        rows: T.
+        rows: number of rows, T.
         dtype: name of the float type of the activations.
         depth: entries that are contracted, or the numbers of a row.
         columns: shape of the result after T; of between_attention E, F and the columns of qkv of
@@ -70,7 +70,7 @@ class Problem:
         scheme: how the weight is stored; None where there is none.
         scale_block: (outputs, inputs) that share a scale of the weight; None without scales.
         down_scheme, down_scale_block: the same of the second weight of experts.
-        activation: of the operations that end with one.
+        activation: activation of the operations that end with one.
         bias: whether a bias is added to the result.
         pending_bias: the update of a norm is a Partial with a bias.
         needs_partial: the depth is sharded over devices, so that the result must be a Partial.
@@ -78,15 +78,16 @@ class Problem:
             such buffers.
         early_weights: no kernel of the program writes the weights, because they are its arguments.
             A kernel may then read them before the kernels that it depends on have ended.
-        eps: of the norm.
-        router: of route.
+        eps: the norm's epsilon.
+        router: the scoring and choice of experts in route.
         num_experts, top_k: J of one device, and the experts of a row.
         experts_elsewhere: experts of the other devices, where devices hold whole experts. Rows may
             then have any number of the device's own, also none.
-        head_dim, rotary_dim, kv_dtype: of both rope_and_cache and of decoder_layer; rotary_dim is
-            None without rotation.
-        num_heads, num_kv_heads, page_size, score_scale, head_eps: of decoder_layer: N, K, tokens of
-            a page, factor of the scores, eps of the norms of queries and keys.
+        head_dim, rotary_dim, kv_dtype: numbers of a head, how many of them rotate, and name of the
+            dtype of the KV, for both rope_and_cache and decoder_layer; rotary_dim is None without
+            rotation.
+        num_heads, num_kv_heads, page_size, score_scale, head_eps: values of decoder_layer: N, K,
+            tokens of a page, factor of the scores, epsilon of the norms of queries and keys.
     """
 
     operation: Operation

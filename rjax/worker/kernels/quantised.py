@@ -28,7 +28,7 @@ from rjax.worker.kernels.problem import Operation, Problem
 def max_rows(scheme: Scaled) -> int | None:
     """Most rows for which the streaming kernel is the fastest on an H200; None for any number.
 
-    With more, cuBLAS is: with fp8 operands, or with a dequantised copy of the weights.
+    With more rows, cuBLAS is faster, with fp8 operands or with a dequantised copy of the weights.
     """
     if scheme.values == "fp8":
         return _MAX_ROWS_OF_CHANNELS if scheme.block[1] is None else None
@@ -65,7 +65,7 @@ def _gate_up_refusal(problem: Problem) -> str | None:
 
 
 def _norm_refusal(problem: Problem) -> str | None:
-    """Of the norm of fp8 rows; other rows gain nothing."""
+    """Reason why the norm with fp8 rows cannot run, or None; other rows gain nothing by it."""
     if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
         return "weights that are not fp8"
     if problem.scale_block != (1, problem.depth):
@@ -84,7 +84,7 @@ def _norm_gate_up_refusal(problem: Problem) -> str | None:
 
 
 def _one_row_refusal(problem: Problem) -> str | None:
-    """Of a norm that the GEMM computes itself."""
+    """Reason why the GEMM cannot compute the norm itself, or None."""
     if not isinstance(problem.scheme, Scaled):
         return "unquantised weights"
     assert problem.scale_block is not None
@@ -106,7 +106,7 @@ def _norm_row_gate_up_refusal(problem: Problem) -> str | None:
 
 
 def _merge_gemm_refusal(problem: Problem) -> str | None:
-    """Of relay fusion that quantises rows; other rows gain nothing."""
+    """Reason why relay fusion that quantises rows cannot run, or None; other rows gain nothing."""
     if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
         return "weights that are not fp8"
     if problem.scale_block != (1, problem.depth):
@@ -137,7 +137,7 @@ def _fp8_dot_refusal(problem: Problem) -> str | None:
 def scaled_weight(
     scheme: Scaled, leaves: Mapping[str, Array], columns: tuple[int, ...], matrices: int
 ) -> ScaledWeight:
-    """The operand of a kernel, of a projection's leaves; columns: shape of its result after T."""
+    """The kernel operand of a projection's leaves; ``columns`` is the result's shape after T."""
 
     def flat(leaf: Array) -> Array:
         outputs = math.prod(leaf.shape[: len(columns)])
@@ -193,7 +193,7 @@ def _norm_fp8_dot_refusal(problem: Problem) -> str | None:
 def _fp8_dot(
     problem: Problem, h: Float[Array, "T D"] | QuantisedRows, leaves: dict[str, Array]
 ) -> Float[Array, "T ..."] | Partial:
-    """Both operands K-major in fp8, which cuBLASLt takes on Hopper; the scales come after it.
+    """Multiply K-major fp8 operands, which cuBLASLt takes on Hopper, and scale the product.
 
     The result is rounded to bfloat16 before and after it is scaled: in float32, its bytes cost as
     much as the products. float16 could not hold it.

@@ -63,7 +63,7 @@ def _run(
 
 
 def grouped_weight(scheme: Scaled, leaves: dict[str, Array], matrices: int) -> GroupedWeight:
-    """The operand of the kernel, of the leaves of a `GroupedLinear` with so many matrices."""
+    """The kernel operand of the leaves of a `GroupedLinear` with ``matrices`` matrices."""
     values, scale = leaves["weight"], leaves["weight_scale"]
     J, depth = values.shape[0], values.shape[-1]
     of_depth = () if scheme.block[1] is None else scale.shape[1:2]

@@ -19,9 +19,9 @@ def streamed_rows(
 ) -> tuple[int, ...]:
     """Rows at which kernels that stream weights take every projection of a layer, ascending.
 
-    A layer with or without experts, whichever most layers are: DeepSeek's first dense layer has a
-    width that not all kernels take. One row counts where the norms and the merge of attention are
-    part of the products too.
+    The layer is one with or without experts, whichever most layers are: DeepSeek's first dense
+    layer has a width that not all kernels take. One row counts where the norms and the merge of
+    attention are part of the products too.
     """
     mesh = AbstractMesh((devices,), (TENSOR_AXIS,))
     kinds: dict[bool, list[int]] = {}

@@ -24,9 +24,9 @@ def run_kernel(
 
     Args:
         kernel, problem: the choice.
-        operands: of the operation.
-        specs: of the operands, or a prefix of that tree.
-        of_result: from the result of one device, as shapes, to its specs.
+        operands: the operation's operands.
+        specs: partition specs of the operands, or a prefix of that tree.
+        of_result: maps the result of one device, as shapes, to its specs.
         mesh: the devices.
     """
     if mesh.size == 1:
@@ -71,7 +71,7 @@ def _is_spec(value: Any) -> bool:
 
 
 def _local(leaf: Array, spec: PartitionSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """The part of one device."""
+    """Shape and dtype of one device's part of a leaf."""
     cuts = [*spec, *[None] * (leaf.ndim - len(spec))]
     shape = (size // (mesh.size if cut else 1) for size, cut in zip(leaf.shape, cuts, strict=True))
     return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)

@@ -1,4 +1,4 @@
-"""From choices of kernels to what users see."""
+"""Reports the choices of kernels to users."""
 
 import logging
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class KernelLog:
 
 
 def kernel_uses(rows: int, choices: Iterable[Choice], backend: Backend) -> list[KernelUse]:
-    """The distinct uses of kernels in a step of so many rows, attention first.
+    """The distinct uses of kernels in a step of ``rows`` rows, attention first.
 
     An operation that no kernel does as a whole is there for the kernels that refused it, beside the
     operations that it consists of.

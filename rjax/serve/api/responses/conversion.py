@@ -94,8 +94,8 @@ def chat_body(
     """The chat request of a Responses request.
 
     Args:
-        body: of the Responses request.
-        messages: of the whole conversation, without the instructions.
+        body: body of the Responses request.
+        messages: messages of the whole conversation, without the instructions.
         knows_effort: whether the chat template uses ``reasoning_effort``.
 
     Raises:

@@ -15,13 +15,13 @@ from rjax.serve.protocol.responses_api_models import ResponsesResponse
 
 
 class ResponseBuilder:
-    """Makes a response of the outputs of its chat run. Call all methods from any thread: a response
-    may be cancelled while a thread works on its last output.
+    """Builds a response from the outputs of its chat run. All methods may be called from any
+    thread: a response may be cancelled while a thread works on its last output.
 
     Args:
-        writer: of the response.
-        parts: of the chat.
-        record: of the response.
+        writer: the response's writer.
+        parts: converts the chat's outputs to deltas.
+        record: the response's record.
     """
 
     def __init__(self, writer: ResponseWriter, parts: ChatParts, record: ResponseRecord) -> None:
@@ -72,10 +72,10 @@ class ResponseEncoder(OutputEncoder):
     """The events of a response's stream.
 
     Args:
-        response: without output.
-        started: its JSON.
-        parts: of the chat.
-        record: of the response.
+        response: the response, without output.
+        started: JSON of the response without output.
+        parts: converts the chat's outputs to deltas.
+        record: the response's record.
     """
 
     def __init__(

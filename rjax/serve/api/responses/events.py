@@ -24,7 +24,7 @@ _TEXT_END = ',"logprobs":[]}\n\n'
 
 
 def models_json(value: BaseModel | Sequence[BaseModel], *, large: bool) -> str:
-    """The JSON of models; of large ones in pieces, so that other threads run in between."""
+    """The JSON of models. Large ones are encoded in pieces, so that other threads can run."""
     return "".join(iter_json(value)) if large else json_text(value)
 
 
@@ -45,15 +45,15 @@ class ResponseEvents:
         return taken
 
     def response(self, status: str, response: str) -> None:
-        """A start or an end of the response, whose JSON is given."""
+        """Add the event of a start or an end of the response, whose JSON is given."""
         self._add(f"response.{status}", f'"response":{response}')
 
     def open(self, index: int, item: ResponseOutputItem) -> None:
-        """An item begins, and with it the part of a message or of reasoning.
+        """Add the events that begin an item and, in a message or reasoning, its part.
 
         Args:
-            index: of the item in the output.
-            item: without content.
+            index: index of the item in the output.
+            item: the item, without content.
         """
         added = f'"output_index":{index},"item":{json_text(item)}'
         self._add("response.output_item.added", added)
@@ -73,11 +73,11 @@ class ResponseEvents:
         self._delta_place = f',{self._place},"delta":'
 
     def delta(self, text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> None:
-        """New text or arguments of the open item.
+        """Add the event of new text or arguments of the open item.
 
         Args:
-            text: what is new.
-            logprobs: the fields of `TextLogprob`, of its tokens; only of a message.
+            text: the new text or arguments.
+            logprobs: fields of `TextLogprob` for the tokens of the text; only for a message.
         """
         end = f',"logprobs":{json_text(logprobs)}}}\n\n' if logprobs else self._delta_end
         self._events.append(
@@ -86,12 +86,12 @@ class ResponseEvents:
         self._number += 1
 
     def close(self, index: int, item: ResponseOutputItem, *, large: bool) -> None:
-        """The open item is complete.
+        """Add the events that complete the open item.
 
         Args:
-            index: of the item in the output.
-            item: with its content.
-            large: it is large, so that other threads must run in between.
+            index: index of the item in the output.
+            item: the item, with its content.
+            large: the item is large, so that other threads must run in between.
         """
         if isinstance(item, ResponseFunctionToolCall):
             whole = f'"name":{json_string(item.name)},"arguments":{json_string(item.arguments)}'

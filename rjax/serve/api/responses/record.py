@@ -1,4 +1,4 @@
-"""The JSON of a response that has ended, and what is stored of it."""
+"""The JSON and the stored form of a response that has ended."""
 
 import dataclasses
 
@@ -28,16 +28,16 @@ class ResponseRecord:
     """Stores a response if its request wants that and if it fits.
 
     Args:
-        body: of the request.
-        response: of the request.
-        messages: of the conversation before the response.
+        body: the request's body.
+        response: the request's response.
+        messages: messages of the conversation before the response.
         large_echo: whether the fields repeated from the request are large.
         tenant: name of the client's tenant.
-        store: of the server.
+        store: the server's store of responses.
 
     Attributes:
         is_large: whether to call `end` on a thread, whatever the output.
-        log: of the events of a stream in the background; None for other responses.
+        log: log of the events of a stream in the background; None for other responses.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ResponseRecord:
         """A response in the background as it is stored at first. Call it from any thread.
 
         Args:
-            started: its JSON.
+            started: JSON of the response without output.
 
         Raises:
             ApiError: 400, it cannot be stored.

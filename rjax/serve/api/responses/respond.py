@@ -72,11 +72,11 @@ def stored(name: str, query: QueryParams, tenant: Tenant, service: Service) -> R
     """A stored response, or its events.
 
     Args:
-        name: of the response.
+        name: id of the response.
         query: ``stream`` asks for the events of a stream in the background, ``starting_after`` for
             those after this sequence number.
-        tenant: of the client.
-        service: of the app.
+        tenant: the client's tenant.
+        service: the app's service.
 
     Raises:
         ApiError: 400, 404.
@@ -96,7 +96,7 @@ def stored(name: str, query: QueryParams, tenant: Tenant, service: Service) -> R
 
 
 async def cancelled(name: str, tenant: Tenant, service: Service) -> Response:
-    """Cancel a response in the background; one that has ended is given as it is.
+    """Cancel a response in the background; one that has ended is returned unchanged.
 
     Raises:
         ApiError: 400, it is not in the background; 404.

@@ -29,12 +29,12 @@ class ResponseRun:
     """A response in progress.
 
     Attributes:
-        response: without output.
-        started: its JSON.
+        response: the response, without output.
+        started: JSON of the response without output.
         run: the chat run that generates it.
-        record: of the response.
+        record: the response's record.
         tenant: name of the client's tenant.
-        service: of the app.
+        service: the app's service.
     """
 
     response: ResponsesResponse
@@ -126,7 +126,7 @@ class ResponseRun:
             _log.error("a response in the background failed", exc_info=task.exception())
 
     async def _cancel(self, task: "asyncio.Task[None]", builder: ResponseBuilder) -> None:
-        """Stop the task, and store how far the response is."""
+        """Stop the task, and store the response with its output so far."""
         task.cancel()
         await asyncio.wait({task})
         await self.service.response_threads.run(builder.cancel)

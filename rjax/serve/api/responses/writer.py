@@ -69,7 +69,7 @@ class ResponseWriter:
 
         Args:
             reason: finish reason of the chat.
-            usage: the fields of `UsageInfo`, of the chat.
+            usage: the chat's fields of `UsageInfo`.
         """
         response = self.response
         response.usage = _usage(usage)

@@ -17,7 +17,7 @@ def arguments_rule(tool: Tool, *, strict: bool = True, literal: bool) -> str:
         tool: the function; without parameters its arguments are an empty object.
         strict: enforce the schema even if the function is not ``strict``; otherwise the arguments
             of a function that is not strict are any object.
-        literal: as in `generation_schema`.
+        literal: do not close objects; see `generation_schema`.
     """
     schema = tool.function.parameters
     if not strict and not tool.function.strict:

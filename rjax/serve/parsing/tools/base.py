@@ -29,7 +29,7 @@ class ToolFormat(CallTags, abc.ABC):
     with any white space between them.
 
     Attributes:
-        name: as of vLLM's ``--tool-call-parser``.
+        name: the format's name, as in vLLM's ``--tool-call-parser``.
         variant_of: a name that also selects this format, if the template has its markers.
         markers: regular expressions; a template that matches all is one of this family.
         absent: regular expressions; a template that matches one is of another family.
@@ -52,7 +52,7 @@ class ToolFormat(CallTags, abc.ABC):
         """A parser of one output.
 
         Args:
-            functions: that may be called.
+            functions: functions that may be called.
             sign: replaces tags in a text by their signs; see `rjax.serve.parsing.tags`.
         """
 
@@ -73,9 +73,9 @@ class ToolFormat(CallTags, abc.ABC):
         Args:
             i: index of the function.
             tool: the function.
-            special_tokens: of the tokenizer.
+            special_tokens: the tokenizer's special tokens.
             strict: enforce the schema even if the function is not ``strict``.
-            literal: as in `rjax.structured.schemas.generation_schema`.
+            literal: do not close objects; see `rjax.structured.schemas.generation_schema`.
 
         Raises:
             InvalidRequestError: the grammar cannot express the function's schema.
@@ -119,9 +119,9 @@ class ToolFormat(CallTags, abc.ABC):
 
         Args:
             tools: the functions.
-            special_tokens: of the tokenizer.
+            special_tokens: the tokenizer's special tokens.
             several: whether more than one call is allowed.
-            literal: as in `rjax.structured.schemas.generation_schema`.
+            literal: do not close objects; see `rjax.structured.schemas.generation_schema`.
         """
         begin, end = special_tokens.rule(self.begin), special_tokens.rule(self.end)
         run = f"{begin} {self._calls(special_tokens, several)} {end}"
@@ -141,13 +141,14 @@ class ToolFormat(CallTags, abc.ABC):
     ) -> str:
         """A Lark grammar of text with optional calls of these functions.
 
-        The arguments of strict functions match their schemas; those of others are any object.
+        The arguments of strict functions match their schemas; those of other functions are any
+        object.
 
         Args:
             tools: the functions.
-            special_tokens: of the tokenizer.
+            special_tokens: the tokenizer's special tokens.
             several: whether more than one call is allowed.
-            literal: as in `rjax.structured.schemas.generation_schema`.
+            literal: do not close objects; see `rjax.structured.schemas.generation_schema`.
             unlike: a marker with which the text must not start.
         """
         calls = self._calls(special_tokens, several)

@@ -5,7 +5,7 @@ class BracketScanner:
     """Finds where a value in brackets ends, incrementally.
 
     Args:
-        depth: of brackets around the next character.
+        depth: nesting depth of the brackets around the next character.
         brackets: opening and closing brackets.
         quotes: characters around strings, in which brackets do not count.
     """

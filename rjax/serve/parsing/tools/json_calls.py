@@ -61,7 +61,7 @@ class JsonCallParser(ToolCallParser):
     it is complete.
 
     Args:
-        fmt: how this model writes calls.
+        fmt: tool-call format of the model.
         names: functions that may be called.
         sign: replaces tags in a text by their signs.
     """

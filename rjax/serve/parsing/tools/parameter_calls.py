@@ -63,8 +63,8 @@ class ParameterCallParser(ToolCallParser):
     strings are streamed. Text between parameters is ignored, as in vLLM.
 
     Args:
-        fmt: how this model writes calls.
-        functions: that may be called.
+        fmt: tool-call format of the model.
+        functions: functions that may be called.
         sign: replaces tags in a text by their signs.
     """
 

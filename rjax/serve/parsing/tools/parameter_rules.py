@@ -22,7 +22,7 @@ class ParameterTexts:
     """The texts of a call that has tags for each parameter.
 
     Attributes:
-        name: of the format.
+        name: the format's name.
         head: text before the parameters, with ``NAME`` for the function's name.
         tail: tag after the parameters, before the closing tag of the call.
         key_begin, key_end: texts around a parameter's name.

@@ -27,7 +27,7 @@ class ParameterSchema:
         function: the function.
         fmt: name of the tool-call format, for messages.
         strict: enforce the schema; otherwise any arguments are allowed.
-        literal: as in `generation_schema`.
+        literal: do not close objects; see `generation_schema`.
 
     Attributes:
         others: schema of further parameters; True allows any, False none.

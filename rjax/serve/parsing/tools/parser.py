@@ -51,7 +51,7 @@ class CallDelta:
     """A delta of one call.
 
     Attributes:
-        index: of the call within the output.
+        index: index of the call within the output.
         arguments: next piece of the arguments' JSON.
         id, name: set only in the call's first delta.
     """
@@ -69,11 +69,11 @@ class ToolCallParser(abc.ABC):
     space around calls is dropped. A subclass reads a call from its state `_call` on.
 
     Args:
-        fmt: how this model writes calls.
+        fmt: tags of the model's tool-call format.
         names: functions that may be called.
         sign: replaces tags in a text by their signs.
         separators: characters between two calls of a run, besides white space.
-        call_begin: what a further call of a run starts with, if that is known.
+        call_begin: text with which a further call of a run starts, if it is known.
     """
 
     def __init__(

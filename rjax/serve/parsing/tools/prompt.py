@@ -33,9 +33,9 @@ def conversation(
     the assistant, and results become user messages.
 
     Args:
-        messages, tools: of the request.
-        tokenizer: of the model.
-        fmt: how the model writes calls; None is only for templates that support tools.
+        messages, tools: the request's messages and tools.
+        tokenizer: the model's tokenizer.
+        fmt: tool-call format of the model; None is only for templates that support tools.
 
     Raises:
         InvalidRequestError: a message has invalid reasoning, or the format cannot write its calls.

@@ -127,7 +127,7 @@ class PythonicCallParser(ToolCallParser):
     """Reports a call when it is complete: only then it is known to be valid.
 
     Args:
-        fmt: how this model writes calls.
+        fmt: tool-call format of the model.
         names: functions that may be called.
         sign: replaces tags in a text by their signs.
     """

@@ -36,10 +36,10 @@ def choose_tool_format(name: str, tokenizer: "Tokenizer") -> "ToolFormat | None"
     """The format of this name, or for "auto" the one whose markers the chat template has.
 
     A template that does not know tools and has no markers gets Hermes, in which rjax then describes
-    the functions itself. None if the template knows tools in a format that is not known.
+    the functions itself. The result is None if the template knows tools in an unknown format.
 
     Raises:
-        InvalidConfigError: an unknown name.
+        InvalidConfigError: the name is unknown.
     """
     if name not in ("auto", *TOOL_CALL_PARSERS):
         raise InvalidConfigError(

@@ -16,9 +16,9 @@ def value_types(schema: Any, root: dict[str, Any], depth: int = _MOST_REFERENCES
     """The JSON types of the values that a schema may allow.
 
     Args:
-        schema: of a parameter.
+        schema: schema of a parameter.
         root: the document of the schema's references.
-        depth: of references and combined schemas that are followed.
+        depth: most nested references and combined schemas that are followed.
     """
     if not isinstance(schema, dict) or not depth:
         return TYPES
@@ -72,8 +72,8 @@ def json_value(text: str, types: frozenset[str], *, python_words: bool = False) 
     values are JSON, or Python literals; a malformed one becomes a string, as in vLLM.
 
     Args:
-        text: as the model wrote it.
-        types: of the parameter, from `value_types`.
+        text: the value as the model wrote it.
+        types: JSON types of the parameter, from `value_types`.
         python_words: whether True, False and None are values also where a string may be.
     """
     may_be_text = "string" in types
