@@ -36,13 +36,19 @@ class Attention(nnx.Module):
         a = config.axis_sizes["G"] + 2
         path = f"layers.{layer}.attention"
         self.qkv = Linear(
-            *("D", "K A H", config, dtype),
+            "D",
+            "K A H",
+            config,
+            dtype,
             scheme=config.scheme_of(f"{path}.qkv"),
             a=a,
             bias=config.qkv_bias,
         )
         self.output = Linear(
-            *("N H", "D", config, dtype),
+            "N H",
+            "D",
+            config,
+            dtype,
             scheme=config.scheme_of(f"{path}.output"),
             bias=config.output_bias,
         )

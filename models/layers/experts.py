@@ -21,8 +21,8 @@ class SharedExpert(nnx.Module):
     def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
         assert config.experts is not None
         path = f"layers.{layer}.mlp.shared"
-        self.up = Linear(*("D", "A U", config, dtype), scheme=config.scheme_of(f"{path}.up"), a=2)
-        self.down = Linear(*("U", "D", config, dtype), scheme=config.scheme_of(f"{path}.down"))
+        self.up = Linear("D", "A U", config, dtype, scheme=config.scheme_of(f"{path}.up"), a=2)
+        self.down = Linear("U", "D", config, dtype, scheme=config.scheme_of(f"{path}.down"))
         self.gate = parameter("A D", config, dtype) if config.experts.shared_gate else None
 
     def __call__(

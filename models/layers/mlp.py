@@ -21,13 +21,19 @@ class Mlp(nnx.Module):
         a = 2 if config.gated_mlp else 1
         path = f"layers.{layer}.mlp"
         self.up = Linear(
-            *("D", "A F", config, dtype),
+            "D",
+            "A F",
+            config,
+            dtype,
             scheme=config.scheme_of(f"{path}.up"),
             a=a,
             bias=config.mlp_bias,
         )
         self.down = Linear(
-            *("F", "D", config, dtype),
+            "F",
+            "D",
+            config,
+            dtype,
             scheme=config.scheme_of(f"{path}.down"),
             bias=config.mlp_bias,
         )

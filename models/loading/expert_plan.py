@@ -248,7 +248,10 @@ def expert_plan(
         whole = parameter_sharding(grouped.letters, grouped.shape, mesh, **of_parameters)
         dequantised = np.dtype(dtype), whole
     stored_as = GroupedLinear(
-        *(grouped.inputs, grouped.outputs, config, dtype),
+        grouped.inputs,
+        grouped.outputs,
+        config,
+        dtype,
         scheme=scheme,
         a=dict(zip(grouped.letters.split(), grouped.shape, strict=True)).get("A", 1),
         bias=False,

@@ -118,12 +118,18 @@ def load_weights(
         names = [name for name, _ in experts.leaf_letters]
         scheme = dequantised.get(path, experts.scheme)
         plans[tuple(f"{path}.{name}" for name in names)] = expert_plan(
-            *(experts, pieces, scheme, entries, config, model.dtype, mesh), buffers.block_bytes
+            experts, pieces, scheme, entries, config, model.dtype, mesh, buffers.block_bytes
         )
     for path, (linear, pieces) in quantised.items():
         if path in dequantised:
             plans[(f"{path}.weight",)] = dequantised_plan(
-                *(linear, pieces, dequantised[path], entries, config, model.dtype, mesh),
+                linear,
+                pieces,
+                dequantised[path],
+                entries,
+                config,
+                model.dtype,
+                mesh,
                 buffers.block_bytes,
             )
             continue
@@ -142,7 +148,7 @@ def load_weights(
             total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
         ) as bar,
         Pipeline(
-            *(list(plans.values()), buffers.load, buffers.ahead_bytes), reserves=buffers.reserves
+            list(plans.values()), buffers.load, buffers.ahead_bytes, reserves=buffers.reserves
         ) as loaded,
     ):
         for (paths, plan), arrays in zip(plans.items(), loaded, strict=True):

@@ -95,7 +95,7 @@ def _gemm(
     shape = jax.ShapeDtypeStruct((T, F), h.dtype)
     config = _choose_config(T, D, F)[0]
     return skinny_gemm.skinny_gemm(
-        *("gate_up_gemm", h, w, config, shape, epilogue), early_weights=early_weights
+        "gate_up_gemm", h, w, config, shape, epilogue, early_weights=early_weights
     )
 
 

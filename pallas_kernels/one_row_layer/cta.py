@@ -221,8 +221,14 @@ class LayerCta:
         stream, row, totals = scratch["stream"], self._row, scratch["totals"]
         kv_head = lax.div(self._attention_unit[0], sizes.passes)
         normed_row(
-            *(inputs["x"], inputs["summands"], None, inputs["attention_norm"]),
-            *(stream, row, totals.at[0], self.cta),
+            inputs["x"],
+            inputs["summands"],
+            None,
+            inputs["attention_norm"],
+            stream,
+            row,
+            totals.at[0],
+            self.cta,
             eps=self.eps,
             meanwhile=tables(inputs, scratch["tables"], kv_head, sizes),
         )
@@ -239,7 +245,13 @@ class LayerCta:
         number = self._multiply("output", number, merge, sizes.output_words)
         mlp_norm = scratch["tables"].at[pl.ds(TablePlaces.of(sizes).mlp_norm, sizes.D)]
         normed_row(
-            *(stream, self.current, residual, mlp_norm, stream, row, totals.at[1]),
+            stream,
+            self.current,
+            residual,
+            mlp_norm,
+            stream,
+            row,
+            totals.at[1],
             self.cta,
             eps=self.eps,
             words_at=(sizes.output_words, sizes.output.splits),
@@ -321,7 +333,11 @@ class LayerCta:
         @pl.when(chunks > 0)
         def _():
             heads_of.rotated_heads(
-                *(self.current, scratch["tables"], heads, new_scores, unit),
+                self.current,
+                scratch["tables"],
+                heads,
+                new_scores,
+                unit,
                 has_new.astype(jnp.int32),
                 sizes=sizes,
                 scale=self.scale,
@@ -342,7 +358,13 @@ class LayerCta:
 
             state = lax.fori_loop(0, chunks, chunk, heads_of.no_attention(sizes))
             heads_of.send_attention(
-                *(state, heads, new_scores, scratch["by_warp"], self.current, unit, split),
+                state,
+                heads,
+                new_scores,
+                scratch["by_warp"],
+                self.current,
+                unit,
+                split,
                 has_new.astype(jnp.int32),
                 sizes=sizes,
             )

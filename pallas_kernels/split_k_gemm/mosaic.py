@@ -113,7 +113,7 @@ def _gemm(
 
     shape = jax.ShapeDtypeStruct((config.split_k, T, E), jnp.float32)
     return skinny_gemm.skinny_gemm(
-        *("split_k_gemm", h, w[:, None], config, shape, epilogue), early_weights=early_weights
+        "split_k_gemm", h, w[:, None], config, shape, epilogue, early_weights=early_weights
     )
 
 

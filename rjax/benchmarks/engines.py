@@ -21,7 +21,8 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
     p.add_argument(
-        *("--quantization", "-q"),
+        "--quantization",
+        "-q",
         choices=Quantization.__value__.__args__,
         help="quantise the weights at loading",
     )

@@ -56,7 +56,9 @@ class LayerKernels:
         """
         x, update = residual.x, residual.update
         problem = layer_problem(
-            *(layer, rotary, pools[0]),
+            layer,
+            rotary,
+            pools[0],
             rows=len(x),
             dtype=x.dtype,
             early_weights=self._early_weights,
@@ -89,7 +91,8 @@ class LayerKernels:
             merged: returns the result of attention as one array.
         """
         problem = between_problem(
-            *(layer, following),
+            layer,
+            following,
             rows=len(residual.x),
             dtype=residual.x.dtype,
             early_weights=self._early_weights,

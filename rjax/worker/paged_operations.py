@@ -208,8 +208,15 @@ class PagedOperations(Operations):
                 check_vma=False,
             )
         out, self.k_pages[pool], self.v_pages[pool] = attend(
-            *(qkv, self.k_pages[pool], self.v_pages[pool], rotary, kv_scales, heads),
-            *(weights, step, plan),
+            qkv,
+            self.k_pages[pool],
+            self.v_pages[pool],
+            rotary,
+            kv_scales,
+            heads,
+            weights,
+            step,
+            plan,
         )
         return out
 

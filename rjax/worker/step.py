@@ -104,7 +104,13 @@ def compile_step(
         choices: list[Choice] = []
         pools, groups = (state.k_pages, state.v_pages), layout.shape.groups
         operations = PagedOperations(
-            *(*pools, batch, backend, mesh, choices.append, state.peers, groups),
+            *pools,
+            batch,
+            backend,
+            mesh,
+            choices.append,
+            state.peers,
+            groups,
             early_weights=EARLY_STARTS,  # they are ``leaves``
         )
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)

@@ -97,7 +97,7 @@ def _run(
     problem: Problem, x: Array, attended: Array, weights: BetweenWeights, arrivals: Arrivals
 ) -> tuple[Array, Partial, Arrivals]:
     return mosaic.between_attention(
-        *(x, attended, weights, arrivals, problem.eps), early_weights=problem.early_weights
+        x, attended, weights, arrivals, problem.eps, early_weights=problem.early_weights
     )
 
 

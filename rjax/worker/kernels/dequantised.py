@@ -104,7 +104,9 @@ def _experts_problems(
     experts: Experts, mesh: AbstractMesh, dtype: DTypeLike, rows: int
 ) -> list[Problem]:
     problem = experts_problem(
-        *(experts.up, experts.down, mesh),
+        experts.up,
+        experts.down,
+        mesh,
         rows=rows,
         top_k=experts.top_k,
         dtype=dtype,

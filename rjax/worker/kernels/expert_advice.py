@@ -47,7 +47,9 @@ def _choice(dispatcher: Dispatcher, model: ModelConfig, dtype: DTypeLike, device
     experts = DecoderLayer(model, layer, jnp.dtype(dtype)).mlp
     assert isinstance(experts, Experts)
     problem = experts_problem(
-        *(experts.up, experts.down, AbstractMesh((devices,), (TENSOR_AXIS,))),
+        experts.up,
+        experts.down,
+        AbstractMesh((devices,), (TENSOR_AXIS,)),
         rows=_ROWS,
         top_k=experts.top_k,
         dtype=dtype,

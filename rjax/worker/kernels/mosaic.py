@@ -139,7 +139,11 @@ def _norm_split_k(
     problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Partial]:
     x, partial = split_k_gemm.norm_split_k_gemm(
-        *(x, update, weight, problem.eps, _flat(problem, leaves)),
+        x,
+        update,
+        weight,
+        problem.eps,
+        _flat(problem, leaves),
         early_weights=problem.early_weights,
     )
     return x, _shaped(problem, partial)
@@ -158,7 +162,7 @@ def _norm_gated(
     problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Array]:
     return gate_up_gemm.norm_gate_up_gemm(
-        *(x, update, weight, problem.eps, leaves["weight"]), early_weights=problem.early_weights
+        x, update, weight, problem.eps, leaves["weight"], early_weights=problem.early_weights
     )
 
 
@@ -243,7 +247,14 @@ def _experts(
         down_bias = down_bias[0]
     clamped = activation.clamped if activation.clamp is not None else None
     return grouped_gemm.experts(
-        *(h, chosen, weights, up["weight"], down["weight"], up_bias, down_bias, clamped),
+        h,
+        chosen,
+        weights,
+        up["weight"],
+        down["weight"],
+        up_bias,
+        down_bias,
+        clamped,
         num_elsewhere=problem.experts_elsewhere,
     )
 

@@ -76,7 +76,14 @@ def _experts(
     if problem.needs_partial and down_bias is not None:
         down_bias = down_bias[0]
     return experts(
-        *(h, chosen, weights, up, down, problem.activation, up_bias, down_bias),
+        h,
+        chosen,
+        weights,
+        up,
+        down,
+        problem.activation,
+        up_bias,
+        down_bias,
         widen_up=lambda leaves: dequantise_expert(of_up, leaves, h.dtype),
         widen_down=lambda leaves: dequantise_expert(of_down, leaves, h.dtype),
         num_elsewhere=problem.experts_elsewhere,

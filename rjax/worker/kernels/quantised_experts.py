@@ -54,10 +54,14 @@ def _run(
         down_bias = down_bias[0]
     clamped = activation.clamped if activation.clamp is not None else None
     return mosaic.experts(
-        *(h, chosen, weights),
+        h,
+        chosen,
+        weights,
         grouped_weight(problem.scheme, up, 2),
         grouped_weight(problem.down_scheme, down, 1),
-        *(up_bias, down_bias, clamped),
+        up_bias,
+        down_bias,
+        clamped,
         num_elsewhere=problem.experts_elsewhere,
     )
 
