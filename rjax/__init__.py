@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from rjax.inputs import PromptType, TextPrompt, TokensPrompt
     from rjax.llm import LLM
+    from rjax.llm_engine import LLMEngine
     from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from rjax.sampling import RequestOutputKind, SamplingParams, StructuredOutputsParams
     from rjax.scoring import ScoreOutput
@@ -40,6 +41,7 @@ __all__ = [
     "EngineConfig",
     "InvalidConfigError",
     "InvalidRequestError",
+    "LLMEngine",
     "Logprob",
     "OutOfMemoryError",
     "PromptType",
@@ -56,6 +58,7 @@ __all__ = [
 
 _HOME = {
     "LLM": "rjax.llm",
+    "LLMEngine": "rjax.llm_engine",
     "AsyncLLM": "rjax.async_llm",
     "AsyncLLMEngine": "rjax.async_engine",
     "BeamSearchParams": "rjax.beam_search",
