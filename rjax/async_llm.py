@@ -24,7 +24,7 @@ from rjax.prefixed_prompts import PrefixedPrompts
 from rjax.prompts import Prompt, raise_first_refusal
 from rjax.request_runner import default_sampling_params
 from rjax.sampling import SamplingParams
-from rjax.vllm_names import ARGUMENTS, missing_attribute, refuse_arguments
+from rjax.vllm_names import ARGUMENTS, RESET_ARGUMENTS, missing_attribute, refuse_arguments
 
 _NO_LIMITS = QueueLimits(
     sequences=sys.maxsize,
@@ -240,8 +240,9 @@ class AsyncLLM:
         """Pin a prefix that `save_prefix` wrote, as `LLM.load_prefix`."""
         return await self._with_prefixes(lambda: self._prompts.load(path, name, cache_salt))
 
-    async def reset_prefix_cache(self) -> None:
+    async def reset_prefix_cache(self, **vllm: Any) -> None:
         """Clear the prefix cache; pinned prefixes stay."""
+        refuse_arguments("AsyncLLM.reset_prefix_cache", vllm, RESET_ARGUMENTS)
         await self._ensure_started()
         await self._served.call_utility("reset_prefix_cache")
 

@@ -27,7 +27,7 @@ from rjax.request_runner import (
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.scoring import ScoreOutput, refuse_pooling, score_output, score_requests
 from rjax.tokenization.sys_prompt_tokenizer import DEFAULT_SCHEMA
-from rjax.vllm_names import ARGUMENTS, missing_attribute, refuse_arguments
+from rjax.vllm_names import ARGUMENTS, RESET_ARGUMENTS, missing_attribute, refuse_arguments
 
 
 @with_engine_options
@@ -419,8 +419,9 @@ class LLM(SynchronizedClosable):
         return default_sampling_params(self.engine.tokenizer)
 
     @synchronized
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, **vllm: Any) -> None:
         """Evict the KV of finished requests; pinned prefixes stay."""
+        refuse_arguments("LLM.reset_prefix_cache", vllm, RESET_ARGUMENTS)
         self.engine.reset_prefix_cache()
 
     @synchronized

@@ -12,7 +12,7 @@ from rjax.llm import LLM
 from rjax.outputs import RequestOutput
 from rjax.prompts import Prompt, raise_first_refusal
 from rjax.sampling import SamplingParams
-from rjax.vllm_names import ARGUMENTS, refuse_arguments
+from rjax.vllm_names import ARGUMENTS, ENGINE_ARGUMENTS, refuse_arguments
 
 
 class LLMEngine(LLM):
@@ -36,7 +36,7 @@ class LLMEngine(LLM):
         Raises:
             InvalidRequestError: another argument of vLLM asks for something.
         """
-        refuse_arguments("LLMEngine.from_engine_args", vllm, _STARTING)
+        refuse_arguments("LLMEngine.from_engine_args", vllm, ENGINE_ARGUMENTS)
         return cls(**dataclasses.asdict(engine_args))
 
     @synchronized
@@ -97,10 +97,3 @@ class LLMEngine(LLM):
         """End requests and free what they hold; unknown and finished ones are ignored."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             self.engine.abort_request(name)
-
-
-_STARTING = {
-    "disable_log_stats": "stats() has the figures, and nothing is logged",
-    "enable_multiprocessing": "AsyncLLM(engine_process=True) has its engine in a process",
-    "stat_loggers": "stats() has the figures",
-}

@@ -35,8 +35,22 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {  # values that ask for what happens any
     "disable_any_whitespace": (True,),
     "disable_fallback": (True,),
     "flat_logprobs": (True,),
+    "disable_log_stats": (True,),
     "temperature": (0, 0.0),
 }
+
+RESET_ARGUMENTS: dict[str, str] = {
+    "reset_connector": "there is no KV connector",
+    "reset_running_requests": "running requests keep their KV; abort them first",
+}
+"""Arguments of `LLM.reset_prefix_cache`."""
+
+ENGINE_ARGUMENTS: dict[str, str] = {
+    "disable_log_stats": "nothing is logged; stats() has the figures",
+    "enable_multiprocessing": "AsyncLLM(engine_process=True) has its engine in a process",
+    "stat_loggers": "stats() has the figures",
+}
+"""Arguments of `LLMEngine.from_engine_args`."""
 
 PROMPT_KEYS: dict[str, str] = {
     "cache_salt": "give cache_salt to generate, for all of its prompts",

@@ -30,8 +30,10 @@ from rjax.serve.telemetry.metrics import Metrics
 from rjax.vllm_names import (
     ARGUMENTS,
     BEAM_FIELDS,
+    ENGINE_ARGUMENTS,
     METHODS,
     PROMPT_KEYS,
+    RESET_ARGUMENTS,
     SAMPLING_FIELDS,
     STRUCTURED_FIELDS,
 )
@@ -132,6 +134,8 @@ def vllm_names_refused() -> str:
         "`StructuredOutputsParams`": STRUCTURED_FIELDS,
         "`BeamSearchParams`": BEAM_FIELDS,
         "`generate`, `chat`, `beam_search`": ARGUMENTS,
+        "`reset_prefix_cache`": RESET_ARGUMENTS,
+        "`LLMEngine.from_engine_args`": ENGINE_ARGUMENTS,
         "a prompt's keys": PROMPT_KEYS,
         "methods of `LLM` and `AsyncLLM`": METHODS,
     }

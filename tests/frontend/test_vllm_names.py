@@ -30,6 +30,7 @@ from rjax.vllm_names import (
     ARGUMENTS,
     METHODS,
     PROMPT_KEYS,
+    RESET_ARGUMENTS,
     SAMPLING_FIELDS,
     STRUCTURED_FIELDS,
 )
@@ -122,6 +123,13 @@ def test_an_argument_that_is_missing_says_why(llm, call, name):
         ask(**{name: "on"})
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
         ask(nothing=None)
+
+
+@pytest.mark.parametrize("name", sorted(RESET_ARGUMENTS))
+def test_what_a_reset_does_not_do_is_said(llm, name):
+    with pytest.raises(InvalidRequestError, match=rf"LLM.reset_prefix_cache has no {name}: "):
+        llm.reset_prefix_cache(**{name: True})
+    llm.reset_prefix_cache(**{name: False})
 
 
 def test_one_priority_is_of_all_prompts(llm):
