@@ -33,7 +33,7 @@ beam_search output_stream scoring
 llm sampling_params
 engine_channel
 async_engine engine_process
-async_llm
+async_llm llm_engine
 rjax
 benchmarks chat commands examples generate quantize serve
 replicas
