@@ -35,7 +35,6 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {  # values that ask for what happens any
     "disable_any_whitespace": (True,),
     "disable_fallback": (True,),
     "flat_logprobs": (True,),
-    "disable_log_stats": (True,),
     "temperature": (0, 0.0),
 }
 
@@ -46,7 +45,6 @@ RESET_ARGUMENTS: dict[str, str] = {
 """Arguments of `LLM.reset_prefix_cache`."""
 
 ENGINE_ARGUMENTS: dict[str, str] = {
-    "disable_log_stats": "nothing is logged; stats() has the figures",
     "enable_multiprocessing": "AsyncLLM(engine_process=True) has its engine in a process",
     "stat_loggers": "stats() has the figures",
 }

@@ -26,8 +26,9 @@ def compiler_options(leaves: Iterable[Any], platform: str) -> dict[str, bool]:
     """Options of XLA for the steps of a model, as ``jax.stages.Lowered.compile`` takes them.
 
     On a GPU, XLA compiles dozens of Triton kernels for each product and times them against cuBLAS.
-    With bfloat16 and fp8 weights this is most of the time to compile a step, and steps are at least
-    as fast without. Weights of integers keep XLA's own choice, which was not measured.
+    With fp8 weights this is most of the time to compile a step. With fp8 and bfloat16 weights,
+    steps without these kernels are at least as fast. Weights of integers keep XLA's default: the
+    option was not measured with them.
 
     Args:
         leaves: parameter leaves of the model, or their shapes.

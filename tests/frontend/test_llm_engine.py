@@ -43,8 +43,11 @@ def test_its_outputs_are_those_of_generate(engine):
         assert (found.prompt, found.prompt_token_ids) == (want.prompt, want.prompt_token_ids)
         assert [one.token_ids for one in found.outputs] == [one.token_ids for one in want.outputs]
         assert [one.text for one in found.outputs] == [one.text for one in want.outputs]
-    for position in done["mine 0"].outputs[0].logprobs:
-        assert len(position) == 1
+    pairs = zip(done["mine 0"].outputs[0].logprobs, wanted[0].outputs[0].logprobs, strict=True)
+    for found, want in pairs:
+        assert {token: one.logprob for token, one in found.items()} == pytest.approx(
+            {token: one.logprob for token, one in want.items()}, abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("names", ["a", ["a"], ["unknown", "a"]])

@@ -50,8 +50,9 @@ def keep_trimmed() -> None:
     """Return the pages that glibc's malloc holds free to the system, every ``TRIM_SECONDS``, from a
     thread of its own.
 
-    glibc itself returns only what lies at the end of an arena, and keeps the rest of what large
-    bodies and answers took. A turn takes about 10 ms for a gigabyte, and locks one arena at a time.
+    glibc itself returns only free memory at the end of an arena, so that memory of large bodies and
+    answers stays with the process. A trim takes about 10 ms for a gigabyte, and locks one arena at
+    a time.
     """
     malloc_trim = (
         getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
