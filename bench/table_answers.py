@@ -121,6 +121,7 @@ def report(scores: dict[str, Score], seconds: float, args: argparse.Namespace) -
         "tables": args.tables,
         "tableless": args.tableless,
         "mistyped": args.mistyped,
+        "plain": args.plain,
         "questions_per_table": args.questions,
         "rows": args.rows,
         "seconds": round(seconds, 1),
@@ -155,6 +156,12 @@ def parser() -> argparse.ArgumentParser:
         default=4,
         help="further tables, with typing errors in questions",
     )
+    p.add_argument(
+        "--plain",
+        type=whole(0),
+        default=4,
+        help="further tables of 3 to 12 people, without ids or with first names only",
+    )
     p.add_argument("--rows", type=whole(1), nargs=2, default=[5, 40], help="fewest and most rows")
     p.add_argument(
         "--values",
@@ -185,6 +192,14 @@ def main() -> None:
         seed=args.seed + args.tables,
         which=args.values,
         errors=True,
+    )
+    sheets += held_out_sheets(
+        args.plain,
+        args.questions,
+        rows=(3, 12),
+        seed=args.seed + args.tables + args.mistyped,
+        which=args.values,
+        plain=True,
     )
     sheets += tableless_sheets(args.tableless, args.questions, seed=args.seed, which=args.values)
     answer = (

@@ -24,7 +24,12 @@ from bench.tables.table import (
     system_prompt,
 )
 from bench.tables.tokenizer import answer_text, prefix_text, question_text
-from bench.tables.unrelated import tableless_question, tableless_system, unrelated_question
+from bench.tables.unrelated import (
+    random_introduction,
+    tableless_question,
+    tableless_system,
+    unrelated_question,
+)
 from bench.tables.words import Pool
 
 
@@ -73,7 +78,8 @@ class Plan:
         seed: of everything that is drawn.
         shape: of the batch.
         which: pool of names and words.
-        all_columns, key_first: see `bench.tables.table.random_table`.
+        all_columns, key_first, plain: see `bench.tables.table.random_table`; ``plain`` is also the
+            share of system messages with an introduction that says nothing of a table.
         kinds: weights of the kinds of questions.
         beside: what else is asked.
     """
@@ -83,6 +89,7 @@ class Plan:
     which: Pool = "training"
     all_columns: float = 0.75
     key_first: float = 0.0
+    plain: float = 0.0
     kinds: Weights = (0.35, 0.07, 0.28, 0.18, 0.12)
     beside: Beside = NOTHING_BESIDE
 
@@ -131,8 +138,11 @@ def _fitting_table(
             which=plan.which,
             all_columns=plan.all_columns,
             key_first=plan.key_first,
+            plain=plan.plain,
         )
         introduction = rng.choice(INTRODUCTIONS)
+        if plan.plain and rng.random() < plan.plain:
+            introduction = random_introduction(rng, plan.which)
         ids = _encode(tokenizer, prefix_text(system_prompt(table, introduction)))
         if len(ids) <= plan.shape.prefix:
             return table, lines_before_rows(introduction), ids

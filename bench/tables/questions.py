@@ -61,13 +61,15 @@ def _cell(rng: random.Random, table: Table) -> Question:
     return _asked(rng, "cell", column, wordings.ANY + wordings.BY_NAME, name, name, table, row)
 
 
-def _lookup(rng: random.Random, table: Table) -> Question:
+def _lookup(rng: random.Random, table: Table) -> Question | None:
     row = rng.randrange(len(table.rows))
     if rng.random() < 0.25 and "email" in table.columns:
         name, email = table.cell(row, "name"), table.cell(row, "email")
         text = rng.choice(wordings.OWNER).format(key=email)
         pieces = (Piece(f"The name of {email} is {name}.", row),)
         return Question("lookup", "name", text, pieces)
+    if "id" not in table.columns:
+        return None
     number = table.cell(row, "id")
     column = rng.choice([c for c in table.columns if c != "id"])
     key = rng.choice(wordings.ID_KEYS).format(key=number)

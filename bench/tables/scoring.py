@@ -8,7 +8,12 @@ from collections.abc import Iterable, Sequence
 from bench.tables.mistyped import mistyped
 from bench.tables.questions import Question, Weights, random_questions
 from bench.tables.table import INTRODUCTIONS, random_table, system_prompt
-from bench.tables.unrelated import tableless_question, tableless_system, unrelated_question
+from bench.tables.unrelated import (
+    random_introduction,
+    tableless_question,
+    tableless_system,
+    unrelated_question,
+)
 from bench.tables.words import Pool
 
 EVALUATION_SEED = 20_000_003
@@ -32,21 +37,26 @@ def held_out_sheets(
     weights: Weights = (0.6, 0.06, 0.12, 0.12, 0.1),
     which: Pool = "real",
     errors: bool = False,
+    plain: bool = False,
 ) -> list[Sheet]:
     """Random tables whose names and words training never saw, with ``questions`` each.
 
-    With ``errors`` the questions have typing errors and are of the kind "mistyped".
+    With ``errors`` the questions have typing errors and are of the kind "mistyped". With ``plain``
+    half of the tables have no ids, half have people with a first name only, their introductions say
+    nothing of a table, and the questions are of the kind "plain".
     """
     sheets = []
     for at in range(tables):
         rng = random.Random(seed + at)
-        table = random_table(rng, rng.randint(*rows), which=which)
+        table = random_table(rng, rng.randint(*rows), which=which, plain=0.5 if plain else 0.0)
         asked = random_questions(rng, table, questions, weights)
+        if plain:
+            asked = [dataclasses.replace(q, kind="plain", topic=q.kind) for q in asked]
         if errors:
             wrong = [mistyped(rng, question, table) for question in asked]
             asked = [dataclasses.replace(q, kind="mistyped", topic=q.kind) for q in wrong]
-        system = system_prompt(table, rng.choice(INTRODUCTIONS))
-        sheets.append(Sheet(system, tuple(asked), len(table.rows)))
+        introduction = random_introduction(rng, which) if plain else rng.choice(INTRODUCTIONS)
+        sheets.append(Sheet(system_prompt(table, introduction), tuple(asked), len(table.rows)))
     return sheets
 
 

@@ -66,6 +66,7 @@ def random_table(
     all_columns: float = 0.75,
     extra: float = 0.25,
     key_first: float = 0.0,
+    plain: float = 0.0,
 ) -> Table:
     """A random table.
 
@@ -78,8 +79,13 @@ def random_table(
         extra: share of tables that also have one or two of `fields.EXTRA_COLUMNS`, instead of
             others where there would be more than eight columns.
         key_first: share of tables that start with the columns id and name.
+        plain: share of tables without ids, and of tables whose people have a first name only; a
+            table may be both.
     """
     columns = _random_columns(rng, all_columns, extra)
+    if plain and rng.random() < plain:
+        columns.remove("id")
+    first_only = plain > 0 and rng.random() < plain
     if rng.random() < key_first:
         columns.sort(key=lambda c: c not in ("id", "name"))
 
@@ -95,6 +101,8 @@ def random_table(
             other = rng.choice(people)
             first, last = (other[0], last) if rng.random() < 0.5 else (first, other[1])
         line = fields.random_row(rng, formats, len(lines), first, last)
+        if first_only:
+            line["name"] = first
         keys = {(column, line[column]) for column in ("id", "name", "email")}
         if keys & taken:
             continue
@@ -106,9 +114,9 @@ def random_table(
 
 def lines_before_rows(introduction: str) -> int:
     """Lines of a system message before the first row: introduction, empty, column names, rule."""
-    return introduction.count("\n") + 4
+    return introduction.count("\n") + 4 if introduction else 2
 
 
 def system_prompt(table: Table, introduction: str = INTRODUCTIONS[0]) -> str:
-    """The system message that the model was trained on: an introduction, then the table."""
-    return f"{introduction}\n\n{table.markdown()}"
+    """The system message that the model was trained on: an introduction if any, then the table."""
+    return f"{introduction}\n\n{table.markdown()}" if introduction else table.markdown()

@@ -62,6 +62,7 @@ class Stage:
         key_first: share of tables that begin with id and name.
         all_columns: share of tables with all columns.
         beside: what is asked beside questions about a table.
+        plain: see `bench.tables.table.random_table`.
     """
 
     until: float
@@ -69,6 +70,7 @@ class Stage:
     key_first: float
     all_columns: float
     beside: Beside = NOTHING_BESIDE
+    plain: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ SIZES = {
                 0.0,
                 0.75,
                 Beside(tableless=0.1, unrelated=0.05, turns=0.1, mistyped=0.25),
+                plain=0.25,
             ),
         ),
     ),
@@ -176,6 +179,7 @@ def plans(size: Size, steps: int, seed: int, curriculum: bool) -> list[Plan]:
                 all_columns=stage.all_columns,
                 key_first=stage.key_first,
                 beside=stage.beside,
+                plain=stage.plain,
             )
         )
     return made

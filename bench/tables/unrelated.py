@@ -236,12 +236,17 @@ def tableless_system(rng: random.Random, which: Pool = "training") -> str | None
     return _wording(rng, _SYSTEMS, which)
 
 
+def random_introduction(rng: random.Random, which: Pool = "training") -> str:
+    """What a user may write before a table: a message that says nothing of it, or nothing."""
+    return "" if rng.random() < 0.2 else _wording(rng, _SYSTEMS, which)
+
+
 def tableless_question(rng: random.Random, which: Pool = "training") -> Question:
     """What may be asked where there is no table: an unrelated message, or a question about people
     whom a table might list."""
     if rng.random() < 0.6:
         return unrelated_question(rng, which)
-    table = random_table(rng, 3, which=which)
+    table = random_table(rng, 3, which=which, plain=0.25)
     (asked,) = random_questions(rng, table, 1)
     if rng.random() < 0.25:
         asked = mistyped(rng, asked, table)

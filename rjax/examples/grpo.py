@@ -1,12 +1,12 @@
 """GRPO: reinforcement learning of the bundled model, to a higher reward in minutes on a CPU.
 
-The bundled model answers questions about a table, and was trained on correctly spelled ones. Here
-it learns to understand misspelt ones. The reward of an answer is 1 if it gives the right cell,
-otherwise 0. The model never sees a right answer: each step samples a group of answers to each
-question with `rjax.functional.rollout`, which reads a group's prompt once per decode step, and
-raises the log-likelihood of the answers that are better than the mean of their group (Group
-Relative Policy Optimization, Shao et al., 2024). The rollout uses the arrays that the optimiser
-updates; no weights are copied or converted.
+The bundled model knows many wordings of questions about a table. Here it learns to understand three
+that it often refuses. The reward of an answer is 1 if it gives the right cell, otherwise 0. The
+model never sees a right answer: each step samples a group of answers to each question with
+`rjax.functional.rollout`, which reads a group's prompt once per decode step, and raises the
+log-likelihood of the answers that are better than the mean of their group (Group Relative Policy
+Optimization, Shao et al., 2024). The rollout uses the arrays that the optimiser updates; no weights
+are copied or converted.
 
     python -m rjax.examples.grpo
 """
@@ -29,7 +29,7 @@ PROMPT_TOKENS = 128
 NEW_TOKENS = 20
 GROUPS, SAMPLES = 4, 8
 LEARNING_RATE = 5e-5
-QUESTIONS = (("How odl is {}?", 1), ("Wich contry is {} from?", 2), ("Ocupation of {}?", 3))
+QUESTIONS = (("{} is how old?", 1), ("where {} live", 2), ("What is {} working as?", 3))
 NAMES = ["Ada", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana", "June", "Kai", "Lena", "Milo", "Otto"]
 COUNTRIES = ["Peru", "Chile", "Kenya", "Japan", "Malta", "Ghana", "Nepal", "Spain"]
 JOBS = ["baker", "pilot", "nurse", "lawyer", "farmer", "tailor"]

@@ -182,7 +182,7 @@ def people(table: Table) -> list[tuple[str, dict[str, str]]]:
 @pytest.mark.parametrize("which", ["training", "real"])
 @pytest.mark.parametrize("seed", range(8))
 def test_answers_follow_from_the_table(seed, which):
-    table = random_table(random.Random(seed), 5 + 4 * seed, which=which)
+    table = random_table(random.Random(seed), 5 + 4 * seed, which=which, plain=seed % 2 / 2)
     for question in random_questions(random.Random(seed), table, 80, (1.0, 1.0, 3.0, 2.0, 1.0)):
         assert question.answer == answered_anew(table, question), question
 
@@ -195,6 +195,17 @@ def test_each_piece_of_an_answer_is_of_its_row(seed):
             if piece.row is None or piece.text.endswith(":"):
                 continue
             assert any(cell in piece.text for cell in table.rows[piece.row]), question
+
+
+def test_plain_tables():
+    tables = [random_table(random.Random(seed), 8, plain=0.5) for seed in range(60)]
+    without_ids = [t for t in tables if "id" not in t.columns]
+    first_only = [t for t in tables if sum(" " not in name for name in t.column("name")) > 4]
+    assert 15 < len(without_ids) < 45 and 15 < len(first_only) < 45
+    assert all(len(set(t.column("name"))) == 8 for t in tables)
+    assert {id(t) for t in without_ids} & {id(t) for t in first_only}
+    for sheet in held_out_sheets(4, 8, rows=(3, 5), seed=5, plain=True):
+        assert {q.kind for q in sheet.questions} == {"plain"} and 3 <= sheet.rows <= 5
 
 
 def test_every_kind_and_column_is_asked():
