@@ -160,7 +160,7 @@ class Bench:
             self.backend = dataclasses.replace(self.backend, dispatcher=dispatcher)
         peer_words = PEER_ROWS * self.config.hidden_size
         self.peer_memory, self.peers = None, None
-        if self.backend.name == "mosaic":
+        if self.backend.dispatcher.exchanges_shares:
             self.peer_memory, self.peers = make_peer_memory(self.mesh, peer_words)
         model = init_model(self.config, dtype=self.dtype, mesh=self.mesh)
         self.graph, weights = nnx.split(model)

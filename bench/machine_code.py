@@ -68,6 +68,7 @@ def lowered_step(
     case: DecodeCase,
     quantization: str | None = None,
     without: str | None = None,
+    page_size: int = _PAGE,
 ) -> Any:
     """The decode step of a model, lowered for a Hopper GPU without running it.
 
@@ -76,27 +77,28 @@ def lowered_step(
         case: rows of the step and their contexts.
         quantization: of the weights.
         without: a kernel that the step must do without.
+        page_size: tokens a page.
     """
     config = config_from_dict(SHAPES[model] if isinstance(model, str) else model)
     config = with_quantization(config, quantization)
     dtype = jnp.dtype(config.dtype)
     backend = choose_backend(
-        "mosaic",
+        "auto",
         platform="gpu",
         compute_capability=9.0,
         model=config,
         dtype=dtype,
-        page_size=_PAGE,
+        page_size=page_size,
     )
     if without is not None:
         backend = dataclasses.replace(backend, dispatcher=backend.dispatcher.without(without))
-    shape = step_shape(case, backend, page_size=_PAGE, relay="auto")
+    shape = step_shape(case, backend, page_size=page_size, relay="auto")
     graph, weights = nnx.split(nnx.eval_shape(lambda: init_model(config, dtype=dtype)))
     leaves, tree = jax.tree.flatten(weights)
     layout, features = PackedLayout(shape), StepFeatures("greedy")
     step: Any = compile_step(graph, tree, layout, features, backend, single_device_mesh())
-    pages = case.shared // _PAGE + case.batch * shape.table_pages
-    pool = jax.ShapeDtypeStruct((pages, config.num_kv_heads, _PAGE, config.head_dim), dtype)
+    pages = case.shared // page_size + case.batch * shape.table_pages
+    pool = jax.ShapeDtypeStruct((pages, config.num_kv_heads, page_size, config.head_dim), dtype)
     sampling = jax.eval_shape(lambda: init_state(case.batch, config.vocab_size))
     tokens = jax.ShapeDtypeStruct((case.batch,), jnp.int32)
     pools = [pool] * config.num_layers

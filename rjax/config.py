@@ -309,8 +309,8 @@ class EngineConfig:
 
     Attributes:
         model, cache, scheduler, relay: groups of options.
-        backend: attention backend: "mosaic", "triton" or "xla"; "auto" takes the best one for the
-            device.
+        backend: "mosaic", "triton" or "xla": attention by that backend, and no kernels but its own
+            and plain JAX; "auto" takes the best kernel of each operation.
         tensor_parallel_size: devices on the mesh axis ``tensor``, which share the query heads, the
             feed-forward width and the vocabulary. They must divide the first two. KV heads that
             they do not divide are copied.

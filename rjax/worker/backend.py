@@ -102,11 +102,13 @@ def choose_backend(
     kv_dtype: DTypeLike | None = None,
     devices: int = 1,
 ) -> Backend:
-    """The kernels for a model, with the attention backend of this name.
+    """The kernels for a model, each chosen on its own.
 
     Args:
-        name: "mosaic", "triton" or "xla"; "auto" is the first of them that can run this, and the
-            log then says why the ones before it cannot.
+        name: "mosaic", "triton" or "xla" for attention by that backend and no other kernels but its
+            own and plain JAX. With "auto" attention is by the first backend that can run this, the
+            log says why the ones before it cannot, and the other kernels are all that the device
+            can run.
         platform: platform of the devices, "cpu" or "gpu".
         compute_capability: compute capability of a GPU, such as 9.0 for Hopper; None for other
             devices.
@@ -149,7 +151,7 @@ def choose_backend(
             attention.name,
             "; ".join(f"{other} cannot: {reason}" for other, reason in refused),
         )
-    dispatcher = Dispatcher.of(attention.name)
+    dispatcher = Dispatcher.of(name, device)
     return Backend(
         attention=attention,
         tuning=attention.tuning(shape),

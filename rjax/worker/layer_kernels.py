@@ -49,12 +49,16 @@ class LayerKernels:
         rotary: Rotary | None,
         pools: _Pools,
         step: StepInput,
+        obstacle: str | None,
     ) -> tuple[Residual, _Pools] | None:
         """A layer in one kernel: (the stream after it, the pools), or None without such a kernel.
 
         pools: the layer's K pool and V pool.
+        obstacle: why no kernel may take the layer, or None.
         """
         x, update = residual.x, residual.update
+        if isinstance(update, Partial) and update.bias is not None:
+            obstacle = obstacle or "an update with a bias"
         problem = layer_problem(
             layer,
             rotary,
@@ -62,9 +66,8 @@ class LayerKernels:
             rows=len(x),
             dtype=x.dtype,
             early_weights=self._early_weights,
+            obstacle=obstacle,
         )
-        if problem is None or (isinstance(update, Partial) and update.bias is not None):
-            return None
         kernel = self._choose(problem).kernel
         if kernel is None:
             return None
@@ -82,6 +85,7 @@ class LayerKernels:
         following: DecoderLayer | None,
         operations: Operations,
         merged: Callable[[Array | UnmergedAttention], Array],
+        obstacle: str | None,
     ) -> Residual | None:
         """Attention, then one kernel up to that of the next layer, or None without such a kernel.
 
@@ -89,6 +93,7 @@ class LayerKernels:
             layer, residual, rotary, following: the arguments of `Operations.decoder_layer`.
             operations: runs attention, and the projection before it in the first layer.
             merged: returns the result of attention as one array.
+            obstacle: why no kernel may take the layer, or None.
         """
         problem = between_problem(
             layer,
@@ -96,9 +101,10 @@ class LayerKernels:
             rows=len(residual.x),
             dtype=residual.x.dtype,
             early_weights=self._early_weights,
+            obstacle=obstacle,
         )
-        kernel = None if problem is None else self._choose(problem).kernel
-        if problem is None or kernel is None:
+        kernel = self._choose(problem).kernel
+        if kernel is None:
             return None
         attention = layer.attention
         assert isinstance(attention, Attention)

@@ -27,7 +27,6 @@ from rjax.models import (
     Router,
     Routing,
 )
-from rjax.models.layers.attention import Attention
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.partial import Partial, reduced
@@ -130,18 +129,23 @@ class PagedOperations(Operations):
         following: DecoderLayer | None = None,
     ) -> Residual | None:
         """The stream after a layer, or None where no kernel computes more than an operation."""
-        if self._mesh.size > 1 or not isinstance(layer.attention, Attention):
-            return None
+        obstacle = None if self._mesh.size == 1 else f"{self._mesh.size} devices; it takes one"
         index = layer.attention.layer
         group, pool = (0, index) if self._groups is None else self._groups.layers[index]
-        if group == 0:
-            pools = self.k_pages[pool], self.v_pages[pool]
-            whole = self._layers.whole_layer(layer, residual, rotary, pools, self._step)
-            if whole is not None:
-                residual, (self.k_pages[pool], self.v_pages[pool]) = whole
-                return residual
-        operands = (layer, residual, rotary, following, self, self._merged)
-        return self._layers.between_attention(*operands)
+        whole = self._layers.whole_layer(
+            layer,
+            residual,
+            rotary,
+            (self.k_pages[pool], self.v_pages[pool]),
+            self._step,
+            obstacle if group == 0 else "a page table of its group of layers",
+        )
+        if whole is not None:
+            residual, (self.k_pages[pool], self.v_pages[pool]) = whole
+            return residual
+        return self._layers.between_attention(
+            layer, residual, rotary, following, self, self._merged, obstacle
+        )
 
     def attention(
         self,
@@ -388,7 +392,7 @@ class PagedOperations(Operations):
         activation: Activation | None,
     ) -> tuple[Residual, Any] | None:
         """A norm and what follows it in one kernel, or None where there is no such kernel."""
-        if residual.update is None or norm is None or not norm.is_rms:
+        if residual.update is None or norm is None:
             return None
         if self._sums is not None and isinstance(residual.update, Partial):
             return None  # the kernel that sums the shares computes the norm too
@@ -397,6 +401,8 @@ class PagedOperations(Operations):
         problem = self._linear_problem(
             operation, linear, sharding, x, activation, norm.eps, _has_bias(update)
         )
+        if not norm.is_rms:
+            problem = dataclasses.replace(problem, obstacle="a norm that is not an RMS norm")
         kernel = self._choose(problem).kernel
         if kernel is None:
             return None

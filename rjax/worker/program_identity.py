@@ -78,7 +78,6 @@ def identity_parts(
             backend.name,
             backend.tuning,
             backend.streamed_rows,
-            backend.dispatcher.backend,
         ),
         "considered kernels": [
             backend.dispatcher.backend,

@@ -56,7 +56,7 @@ class KernelSource:
     ) -> "KernelSource":
         """The source of kernels that are chosen already, from these arguments."""
         considered = tuple(kernel.name for kernel in backend.dispatcher.kernels)
-        return cls(backend.name, model, dtype, page_size, kv_dtype, considered)
+        return cls(backend.dispatcher.backend, model, dtype, page_size, kv_dtype, considered)
 
     def choose(self, mesh: Mesh) -> Backend:
         """The kernels, for these devices."""

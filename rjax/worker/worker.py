@@ -135,7 +135,7 @@ class Worker:
         words = self.shapes.largest.rows * model.hidden_size
         # Programs write it through its address, so it lives as long as they may run.
         self._peer_memory, peers = None, None
-        if backend.name == "mosaic":
+        if backend.dispatcher.exchanges_shares:
             self._peer_memory, peers = make_peer_memory(mesh, words)
         self.pool = size_pool(
             config.cache,

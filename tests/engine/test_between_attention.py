@@ -34,7 +34,7 @@ class PlainBetween:
         self.kernel = Kernel(
             "plain.between",
             "between_attention",
-            frozenset({"xla"}),
+            "xla",
             lambda problem: None if problem.rows in ROWS else f"{problem.rows} rows",
             self._run,
         )
@@ -104,27 +104,29 @@ def _layer(**change):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "obstacle"),
     [
-        {"attention_bias": True},
-        {"mlp_bias": True, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
-        {"hidden_act": "gelu"},
+        ({"attention_bias": True}, "a bias besides that of qkv"),
+        (
+            {"mlp_bias": True, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+            "a bias besides that of qkv",
+        ),
+        ({"hidden_act": "gelu"}, "a feed-forward without silu and a gate"),
+        (SHAPES["qwen3-30b-a3b"] | {"num_hidden_layers": 1}, "experts"),
     ],
 )
-def test_layers_that_have_no_such_kernel(change):
+def test_layers_that_have_no_such_kernel(change, obstacle):
     plain = _layer()
-    assert between_problem(plain, plain, rows=8, dtype=jnp.bfloat16) is not None
+    assert between_problem(plain, plain, rows=8, dtype=jnp.bfloat16).obstacle is None
     other = _layer(**change)
     for layers in ((other, None), (other, plain), (plain, other)):
-        assert between_problem(*layers, rows=8, dtype=jnp.bfloat16) is None
+        assert between_problem(*layers, rows=8, dtype=jnp.bfloat16).obstacle == obstacle
 
 
 def test_a_problem_has_the_columns_of_the_next_layer():
     layer = _layer()
     alone = between_problem(layer, None, rows=8, dtype=jnp.bfloat16)
     both = between_problem(layer, layer, rows=8, dtype=jnp.bfloat16)
-    assert alone is not None
-    assert both is not None
     assert (alone.depth, alone.columns) == (1024, (2048, 3072))
     assert both.columns == (2048, 3072, 4096)
     assert np.isclose(both.eps, 1e-6)

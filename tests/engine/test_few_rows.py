@@ -55,7 +55,7 @@ class PlainForms:
                 ("merge_linear", self._merge_linear),
             ]
         kernels = [
-            Kernel(f"plain.{name}", name, frozenset({"xla"}), self._refusal, run, pads_rows=True)
+            Kernel(f"plain.{name}", name, "xla", self._refusal, run, pads_rows=True)
             for name, run in makers
         ]
         dispatcher = Dispatcher("xla", (*kernels, *PLAIN_KERNELS))

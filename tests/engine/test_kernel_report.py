@@ -15,9 +15,23 @@ from rjax.worker.kernels.report import step_kernels
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepShape
 
+OPT = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "vocab_size": 256,
+    "hidden_size": 1024,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 16,
+    "ffn_dim": 4096,
+    "word_embed_proj_dim": 1024,
+    "max_position_embeddings": 2048,
+    "activation_function": "relu",
+    "do_layer_norm_before": True,
+}
 
-def report(backend_name, rows, **change):
-    config = config_from_dict(SHAPES["qwen3-0.6b"] | {"num_hidden_layers": 1} | change)
+
+def report(backend_name, rows, fields=None):
+    config = config_from_dict(fields or SHAPES["qwen3-0.6b"] | {"num_hidden_layers": 1})
     gpu = {"platform": "gpu", "compute_capability": 9.0}
     backend = choose_backend(
         backend_name,
@@ -70,6 +84,20 @@ def test_a_kernel_of_the_whole_is_the_only_one():
     found, _ = report("mosaic", 1)
     assert found["decoder_layer"].kernel == "mosaic.one_row_layer"
     assert found["decoder_layer"].refused == ()
+
+
+def test_norms_and_layers_of_another_kind_say_why_they_are_separate():
+    found, _ = report("mosaic", 1, OPT)
+    for operation in ("norm_linear", "norm_linear_activation"):
+        use = found[operation]
+        assert use.kernel is None
+        assert {reason for _, reason in use.refused} == {"a norm that is not an RMS norm"}
+    assert dict(found["decoder_layer"].refused) == {
+        "mosaic.one_row_layer": "norms that are not RMS norms"
+    }
+    assert dict(found["between_attention"].refused) == {
+        "mosaic.between_attention": "norms that are not RMS norms"
+    }
 
 
 @pytest.mark.parametrize("rows", [1, 8])

@@ -11,6 +11,7 @@ from bench.step_roofline import DecodeCase
 from rjax import engine_platform
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import DecoderLayer, Rotary, config_from_dict
+from rjax.pallas_kernels.attention.backend import DeviceInfo
 from rjax.pallas_kernels.partial import reduced
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.rope_and_cache.xla import rotate
@@ -42,7 +43,7 @@ class PlainLayer:
         self.kernel = Kernel(
             "plain.layer",
             "decoder_layer",
-            frozenset({"xla"}),
+            "xla",
             lambda problem: None if problem.rows == 1 else f"{problem.rows} rows",
             self._run,
         )
@@ -117,15 +118,23 @@ def _problem(**change):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "obstacle"),
     [
-        {"hidden_act": "gelu"},
-        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0},
-        SHAPES["gpt-oss-20b"] | {"num_hidden_layers": 1},
-        SHAPES["deepseek-v2-lite"] | {"num_hidden_layers": 1},
+        ({"hidden_act": "gelu"}, "a feed-forward without silu and a gate"),
+        (
+            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0},
+            "a sliding window",
+        ),
+        (SHAPES["gpt-oss-20b"] | {"num_hidden_layers": 1}, "experts"),
+        (SHAPES["deepseek-v2-lite"] | {"num_hidden_layers": 1}, "latent attention"),
     ],
 )
-def test_other_layers_are_no_problem_of_it(change):
+def test_other_layers_say_what_keeps_it_away(change, obstacle):
     plain = _problem()
-    assert plain is not None and plain.head_dim == 128
-    assert _problem(**change) is None
+    assert plain.obstacle is None and plain.head_dim == 128
+    other = _problem(**change)
+    assert other.obstacle == obstacle
+    dispatcher = Dispatcher.of("mosaic", DeviceInfo("gpu", 9.0))
+    choice = dispatcher.choose(other)
+    assert choice.kernel is None
+    assert choice.refused == (("mosaic.one_row_layer", obstacle),)

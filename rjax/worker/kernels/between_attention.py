@@ -7,15 +7,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from rjax.models import DecoderLayer, Linear
-from rjax.models.layers.attention import Attention
-from rjax.models.layers.mlp import Mlp
 from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.between_attention import mosaic
 from rjax.pallas_kernels.between_attention.arrivals import Arrivals
 from rjax.pallas_kernels.between_attention.mosaic import BetweenWeights
 from rjax.pallas_kernels.partial import Partial
-from rjax.worker.kernels.kernel import Kernel
-from rjax.worker.kernels.layer_problem import plain_parts
+from rjax.worker.kernels.kernel import HOPPER, Kernel
+from rjax.worker.kernels.layer_problem import plain_parts, unlike_llama
 from rjax.worker.kernels.problem import Problem
 
 
@@ -26,25 +24,26 @@ def between_problem(
     rows: int,
     dtype: DTypeLike,
     early_weights: bool = False,
-) -> Problem | None:
-    """The problem by which a kernel is chosen; None if no kernel computes all between attentions.
+    obstacle: str | None = None,
+) -> Problem:
+    """The problem by which a kernel is chosen.
 
-    Such kernels know layers of `plain_parts` with unquantised weights.
+    Such kernels know layers that `unlike_llama` accepts, with unquantised weights. Anything else is
+    the problem's obstacle, after the one that is given.
     """
-    parts = _parts(layer)
-    if parts is None:
-        return None
-    attention, mlp = parts
-    norms, columns = [layer.mlp_norm], [attention.output.depth, mlp.down.depth]
-    if following is not None:
-        next_parts = _parts(following)
-        if next_parts is None:
-            return None
-        norms.append(following.attention_norm)
-        columns.append(math.prod(next_parts[0].qkv.output_shape))
+    layers = [layer] if following is None else [layer, following]
+    obstacle = obstacle or next(filter(None, map(_obstacle, layers)), None)
+    norms = [layer.mlp_norm, *(each.attention_norm for each in layers[1:])]
     eps = {norm.eps for norm in norms if norm is not None}
-    if len(eps) != 1:
-        return None
+    if obstacle is None and len(eps) != 1:
+        obstacle = "norms of different epsilons"
+    if obstacle is not None:
+        name = jnp.dtype(dtype).name
+        return Problem(operation="between_attention", rows=rows, dtype=name, obstacle=obstacle)
+    attention, mlp = plain_parts(layer)
+    columns = [attention.output.depth, mlp.down.depth]
+    if following is not None:
+        columns.append(math.prod(plain_parts(following)[0].qkv.output_shape))
     return Problem(
         operation="between_attention",
         rows=rows,
@@ -57,22 +56,23 @@ def between_problem(
     )
 
 
-def _parts(layer: DecoderLayer) -> tuple[Attention, Mlp] | None:
-    parts = plain_parts(layer)
-    return parts if parts is not None and parts[0].qkv.scheme == UNQUANTISED else None
+def _obstacle(layer: DecoderLayer) -> str | None:
+    why = unlike_llama(layer)
+    if why is not None:
+        return why
+    scheme = plain_parts(layer)[0].qkv.scheme
+    return None if scheme == UNQUANTISED else f"weights stored as {scheme.name}"
 
 
 def between_weights(layer: DecoderLayer, following: DecoderLayer | None) -> BetweenWeights:
-    """The arrays of layers that have a `between_problem`."""
-    parts = _parts(layer)
-    assert parts is not None and layer.mlp_norm is not None
-    attention, mlp = parts
+    """The arrays of layers that have a `between_problem` without an obstacle."""
+    assert layer.mlp_norm is not None
+    attention, mlp = plain_parts(layer)
     next_norm = next_qkv = None
     if following is not None:
-        next_parts = _parts(following)
-        assert next_parts is not None and following.attention_norm is not None
+        assert following.attention_norm is not None
         next_norm = following.attention_norm.weight[...]
-        next_qkv = _matrix(next_parts[0].qkv)
+        next_qkv = _matrix(plain_parts(following)[0].qkv)
     return BetweenWeights(
         output=_matrix(attention.output),
         mlp_norm=layer.mlp_norm.weight[...],
@@ -102,5 +102,10 @@ def _run(
 
 
 BETWEEN_ATTENTION = Kernel(
-    "mosaic.between_attention", "between_attention", frozenset({"mosaic"}), _refusal, _run
+    "mosaic.between_attention",
+    "between_attention",
+    "mosaic",
+    _refusal,
+    _run,
+    compute_capabilities=HOPPER,
 )

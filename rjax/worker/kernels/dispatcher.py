@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from rjax.pallas_kernels.attention.backend import DeviceInfo
 from rjax.worker.kernels.between_attention import BETWEEN_ATTENTION
 from rjax.worker.kernels.kernel import Kernel, registered_kernels
 from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
@@ -33,7 +34,8 @@ class Dispatcher:
     """Chooses the kernel of each problem.
 
     Attributes:
-        backend: "mosaic", "triton" or "xla"; kernels of other backends are not considered.
+        backend: "mosaic", "triton" or "xla" where only kernels of that backend and plain JAX are
+            considered, else "auto".
         kernels: the kernels in the order in which they are asked.
     """
 
@@ -41,15 +43,28 @@ class Dispatcher:
     kernels: tuple[Kernel, ...]
 
     @classmethod
-    def of(cls, backend: str) -> "Dispatcher":
-        """Make a dispatcher with all kernels of a backend.
+    def of(cls, backend: str, device: DeviceInfo) -> "Dispatcher":
+        """Make a dispatcher with all kernels that run on a device, or those of one backend.
 
         Those from `register_kernel` come first, plain JAX comes last.
         """
         quantised = (*QUANTISED_KERNELS, QUANTISED_EXPERTS)
         mosaic = (ONE_ROW_LAYER, BETWEEN_ATTENTION, *MOSAIC_KERNELS)
         kernels = (*registered_kernels(), *quantised, *mosaic, *PLAIN_KERNELS)
-        return cls(backend, tuple(kernel for kernel in kernels if backend in kernel.backends))
+        return cls(
+            backend,
+            tuple(
+                kernel
+                for kernel in kernels
+                if kernel.backend == "xla"
+                or (backend in ("auto", kernel.backend) and kernel.runs_on(device))
+            ),
+        )
+
+    @property
+    def exchanges_shares(self) -> bool:
+        """Whether a kernel reads the shares of other devices from their memory."""
+        return any(kernel.operation == "all_reduce_rms_norm" for kernel in self.kernels)
 
     def without(self, name: str) -> "Dispatcher":
         """A dispatcher that does not consider the kernel of this name.
@@ -71,7 +86,7 @@ class Dispatcher:
         for kernel in self.kernels:
             if kernel.operation != problem.operation:
                 continue
-            reason = kernel.refusal(problem)
+            reason = problem.obstacle or kernel.refusal(problem)
             if reason is None:
                 return Choice(problem, kernel, tuple(refused))
             refused.append((kernel.name, reason))

@@ -4,7 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from rjax.pallas_kernels.attention.backend import DeviceInfo, supports
 from rjax.worker.kernels.problem import Operation, Problem
+
+HOPPER = (9,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -14,20 +17,26 @@ class Kernel:
     Attributes:
         name: name in logs and reports, such as "mosaic.split_k".
         operation: what it computes; ``Problem`` says with which operands.
-        backends: names of the backends whose engines use it.
+        backend: "mosaic" or "triton", or "xla" for one in plain JAX, which every engine considers.
         refusal: returns why it cannot take a problem, or None.
         run: computes it: (problem, *operands) to the result.
         pads_rows: whether steps of few rows are worth padding to a number of rows that it takes.
         dequantises: whether it widens quantised weights before it multiplies them.
+        compute_capabilities: major versions of the GPUs that run it; None for any device.
     """
 
     name: str
     operation: Operation
-    backends: frozenset[str]
+    backend: str
     refusal: Callable[[Problem], str | None]
     run: Callable[..., Any]
     pads_rows: bool = False
     dequantises: bool = False
+    compute_capabilities: tuple[int, ...] | None = None
+
+    def runs_on(self, device: DeviceInfo) -> bool:
+        """Whether the device can run it, for problems that it takes."""
+        return self.compute_capabilities is None or supports(device, self.compute_capabilities)
 
 
 _REGISTERED: list[Kernel] = []

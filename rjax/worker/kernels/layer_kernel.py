@@ -13,7 +13,7 @@ from rjax.pallas_kernels.one_row_layer.mosaic import (
     refusal,
 )
 from rjax.pallas_kernels.partial import Partial
-from rjax.worker.kernels.kernel import Kernel
+from rjax.worker.kernels.kernel import HOPPER, Kernel
 from rjax.worker.kernels.problem import Problem
 
 
@@ -64,5 +64,10 @@ def _run(problem: Problem, x: Array, update: Any, *rest: Any) -> Any:
 
 
 ONE_ROW_LAYER = Kernel(
-    "mosaic.one_row_layer", "decoder_layer", frozenset({"mosaic"}), _refusal, _run
+    "mosaic.one_row_layer",
+    "decoder_layer",
+    "mosaic",
+    _refusal,
+    _run,
+    compute_capabilities=HOPPER,
 )

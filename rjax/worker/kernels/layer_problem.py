@@ -1,5 +1,7 @@
 """The problem that a whole decoder layer poses."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
@@ -22,30 +24,19 @@ def layer_problem(
     rows: int,
     dtype: DTypeLike,
     early_weights: bool = False,
-) -> Problem | None:
-    """The problem by which a kernel is chosen; None for a layer that no kernel takes as a whole.
+    obstacle: str | None = None,
+) -> Problem:
+    """The problem by which a kernel is chosen.
 
     Such kernels know RMS norms before attention and feed-forward, a rotary embedding of halves,
-    norms and biases of queries and keys, and silu with a gate; all weights of one scheme.
+    norms and biases of queries and keys, and silu with a gate; all weights of one scheme. Anything
+    else of the layer is the problem's obstacle, after the one that is given.
     """
-    parts = plain_parts(layer)
-    if parts is None:
-        return None
-    attention, mlp = parts
-    spec = attention.spec
-    plain = (
-        isinstance(attention.qkv.scheme, Scaled | Unquantised)
-        and attention.norm_joins_rope
-        and (attention.q_norm is None) == (attention.k_norm is None)
-        and attention.sinks is None
-        and attention.alibi is None
-        and spec.sliding_window is None
-        and spec.soft_cap is None
-        and rotary is not None
-        and rotary.query_scale is None
-    )
-    if not plain:
-        return None
+    obstacle = obstacle or unlike_llama(layer) or _attention_obstacle(layer.attention, rotary)
+    if obstacle is not None:
+        name = jnp.dtype(dtype).name
+        return Problem(operation="decoder_layer", rows=rows, dtype=name, obstacle=obstacle)
+    attention, mlp = plain_parts(layer)
     assert layer.attention_norm is not None and rotary is not None
     (D,), (K, A, H) = attention.qkv.input_shape, attention.qkv.output_shape
     return Problem(
@@ -58,7 +49,7 @@ def layer_problem(
         early_weights=early_weights,
         eps=layer.attention_norm.eps,
         head_eps=0.0 if attention.q_norm is None else attention.q_norm.eps,
-        score_scale=spec.scale,
+        score_scale=attention.spec.scale,
         num_heads=K * (A - 2),
         num_kv_heads=K,
         head_dim=H,
@@ -68,34 +59,58 @@ def layer_problem(
     )
 
 
-def plain_parts(layer: DecoderLayer) -> tuple[Attention, Mlp] | None:
-    """Attention and feed-forward of a layer such as Llama's, or None for another kind.
+def unlike_llama(layer: DecoderLayer) -> str | None:
+    """How a layer differs from Llama's; None if it does not.
 
-    It has RMS norms before both, silu with a gate, all weights of one scheme, and a bias of
-    queries, keys and values at most.
+    Llama's has RMS norms before attention and feed-forward, silu with a gate, all weights of one
+    scheme, and a bias of queries, keys and values at most.
     """
     attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, Attention) or not isinstance(mlp, Mlp):
-        return None
+    if not isinstance(attention, Attention):
+        return "latent attention"
+    if not isinstance(mlp, Mlp):
+        return "experts"
     projections = (attention.qkv, attention.output, mlp.up, mlp.down)
     norms = (layer.attention_norm, layer.mlp_norm)
-    plain = (
-        not layer.parallel
-        and layer.scale == 1
-        and layer.attention_post_norm is None
-        and layer.mlp_post_norm is None
-        and all(norm is not None and norm.is_rms for norm in norms)
-        and all(projection.scheme == attention.qkv.scheme for projection in projections)
-        and all(projection.bias is None for projection in projections[1:])
-        and mlp.activation.is_swiglu
-    )
-    return (attention, mlp) if plain else None
+    kinds = {
+        "attention beside the feed-forward": layer.parallel,
+        "a factor of the residual stream": layer.scale != 1,
+        "a norm after attention": layer.attention_post_norm is not None,
+        "a norm after the feed-forward": layer.mlp_post_norm is not None,
+        "norms that are not RMS norms": not all(n is not None and n.is_rms for n in norms),
+        "weights of several schemes": any(p.scheme != attention.qkv.scheme for p in projections),
+        "a bias besides that of qkv": any(p.bias is not None for p in projections[1:]),
+        "a feed-forward without silu and a gate": not mlp.activation.is_swiglu,
+    }
+    return next((kind for kind, found in kinds.items() if found), None)
+
+
+def _attention_obstacle(attention: Any, rotary: Rotary | None) -> str | None:
+    """What kernels of a whole layer do not know of attention like Llama's, or None."""
+    spec, scheme = attention.spec, attention.qkv.scheme
+    kinds = {
+        f"weights stored as {scheme.name}": not isinstance(scheme, Scaled | Unquantised),
+        "norms of queries and keys apart from the rotary embedding": not attention.norm_joins_rope,
+        "a norm of queries or keys alone": (attention.q_norm is None) != (attention.k_norm is None),
+        "attention sinks": attention.sinks is not None,
+        "ALiBi": attention.alibi is not None,
+        "a sliding window": spec.sliding_window is not None,
+        "a soft cap of scores": spec.soft_cap is not None,
+        "no rotary embedding": rotary is None,
+        "scaled queries": rotary is not None and rotary.query_scale is not None,
+    }
+    return next((kind for kind, found in kinds.items() if found), None)
+
+
+def plain_parts(layer: DecoderLayer) -> tuple[Attention, Mlp]:
+    """Attention and feed-forward of a layer like Llama's."""
+    assert isinstance(layer.attention, Attention) and isinstance(layer.mlp, Mlp)
+    return layer.attention, layer.mlp
 
 
 def layer_weights(layer: DecoderLayer) -> LayerWeights:
     """The arrays of a layer that has a `layer_problem`."""
-    attention, mlp = layer.attention, layer.mlp
-    assert isinstance(attention, Attention) and isinstance(mlp, Mlp)
+    attention, mlp = plain_parts(layer)
     assert layer.attention_norm is not None and layer.mlp_norm is not None
 
     def of_norm(norm):

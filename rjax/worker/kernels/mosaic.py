@@ -21,7 +21,7 @@ from rjax.pallas_kernels.rope_and_cache import mosaic as rope_and_cache
 from rjax.pallas_kernels.silu_and_mul import mosaic as silu_and_mul
 from rjax.pallas_kernels.split_k_gemm import mosaic as split_k_gemm
 from rjax.pallas_kernels.top_k_routing import mosaic as top_k_routing
-from rjax.worker.kernels.kernel import Kernel
+from rjax.worker.kernels.kernel import HOPPER, Kernel
 from rjax.worker.kernels.problem import Operation, Problem
 
 
@@ -270,7 +270,15 @@ _WITHOUT_WEIGHTS = (
 
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
     streams = operation not in _WITHOUT_WEIGHTS and "cache" not in operation
-    return Kernel(f"mosaic.{name}", operation, frozenset({"mosaic"}), refusal, run, streams)
+    return Kernel(
+        f"mosaic.{name}",
+        operation,
+        "mosaic",
+        refusal,
+        run,
+        streams,
+        compute_capabilities=HOPPER,
+    )
 
 
 MOSAIC_KERNELS = (

@@ -95,11 +95,8 @@ def _takes_all(problem: Problem) -> None:
 
 
 def _kernel(operation: Any, run: Any) -> Kernel:
-    everywhere = frozenset({"mosaic", "triton", "xla"})
     dequantises = operation in ("linear", "experts")
-    return Kernel(
-        f"xla.{operation}", operation, everywhere, _takes_all, run, dequantises=dequantises
-    )
+    return Kernel(f"xla.{operation}", operation, "xla", _takes_all, run, dequantises=dequantises)
 
 
 PLAIN_KERNELS = (

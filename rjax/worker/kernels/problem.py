@@ -83,6 +83,8 @@ class Problem:
         num_experts, top_k: J of one device, and the experts of a row.
         experts_elsewhere: experts of the other devices, where devices hold whole experts. Rows may
             then have any number of the device's own, also none.
+        obstacle: what keeps every kernel of the operation from it, such as another kind of layer;
+            None if nothing does.
         head_dim, rotary_dim, kv_dtype: numbers of a head, how many of them rotate, and name of the
             dtype of the KV, for both rope_and_cache and decoder_layer; rotary_dim is None without
             rotation.
@@ -111,6 +113,7 @@ class Problem:
     num_experts: int = 0
     top_k: int = 0
     experts_elsewhere: int = 0
+    obstacle: str | None = None
     head_dim: int = 0
     rotary_dim: int | None = None
     kv_dtype: str = ""

@@ -21,7 +21,7 @@ from rjax.pallas_kernels.quantised_gemm import (
 )
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
-from rjax.worker.kernels.kernel import Kernel
+from rjax.worker.kernels.kernel import HOPPER, Kernel
 from rjax.worker.kernels.problem import Operation, Problem
 
 
@@ -127,6 +127,8 @@ def _merge_row_gemm_refusal(problem: Problem) -> str | None:
 def _fp8_dot_refusal(problem: Problem) -> str | None:
     if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
         return "weights that are not fp8"
+    if jnp.dtype(problem.dtype).itemsize != 2:
+        return f"rows of {problem.dtype}; it takes 16-bit dtypes"
     if problem.scale_block != (1, problem.depth):
         return f"scales of blocks {problem.scale_block}; it takes channels"
     if problem.rows <= _MAX_ROWS_OF_CHANNELS:
@@ -263,11 +265,14 @@ def _norm_fp8_activation(
     return x, problem.activation(reduced(product))
 
 
-_MOSAIC = frozenset({"mosaic"})
-
-
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
-    return Kernel(f"mosaic.{name}", operation, _MOSAIC, refusal, run, pads_rows=True)
+    return _on_hopper(f"mosaic.{name}", operation, refusal, run, pads_rows=True)
+
+
+def _on_hopper(
+    name: str, operation: Operation, refusal: Any, run: Any, pads_rows: bool = False
+) -> Kernel:
+    return Kernel(name, operation, "mosaic", refusal, run, pads_rows, compute_capabilities=HOPPER)
 
 
 QUANTISED_KERNELS = (
@@ -286,13 +291,12 @@ QUANTISED_KERNELS = (
     _kernel(
         "norm_quantised_gate_up", "norm_linear_activation", _norm_gate_up_refusal, _norm_gate_up
     ),
-    Kernel("xla.norm_fp8_dot", "norm_linear", _MOSAIC, _norm_fp8_dot_refusal, _norm_fp8_dot),
-    Kernel(
+    _on_hopper("xla.norm_fp8_dot", "norm_linear", _norm_fp8_dot_refusal, _norm_fp8_dot),
+    _on_hopper(
         "xla.norm_fp8_activation",
         "norm_linear_activation",
-        _MOSAIC,
         _norm_fp8_activation_refusal,
         _norm_fp8_activation,
     ),
-    Kernel("xla.fp8_dot", "linear", _MOSAIC, _fp8_dot_refusal, _fp8_dot),
+    _on_hopper("xla.fp8_dot", "linear", _fp8_dot_refusal, _fp8_dot),
 )

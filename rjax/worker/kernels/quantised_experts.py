@@ -7,7 +7,7 @@ from rjax.models.schemes.grouped import is_interleaved
 from rjax.pallas_kernels.grouped_gemm import mosaic
 from rjax.pallas_kernels.grouped_gemm.grouped_weight import GroupedWeight
 from rjax.pallas_kernels.partial import Partial
-from rjax.worker.kernels.kernel import Kernel
+from rjax.worker.kernels.kernel import HOPPER, Kernel
 from rjax.worker.kernels.problem import Problem
 
 
@@ -79,5 +79,11 @@ def grouped_weight(scheme: Scaled, leaves: dict[str, Array], matrices: int) -> G
 
 
 QUANTISED_EXPERTS = Kernel(
-    "mosaic.quantised_experts", "experts", frozenset({"mosaic"}), _refusal, _run, pads_rows=True
+    "mosaic.quantised_experts",
+    "experts",
+    "mosaic",
+    _refusal,
+    _run,
+    pads_rows=True,
+    compute_capabilities=HOPPER,
 )
