@@ -34,7 +34,7 @@ from rjax.config import PAGE_SIZES, EngineConfig
 from rjax.models import config_from_dict
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.worker.backend import Backend, choose_backend
-from rjax.worker.compilation_cache import keep_compiled
+from rjax.worker.programs.cache import keep_compiled
 
 COLUMNS = {
     "batch": "requests",

@@ -59,9 +59,9 @@ from rjax.pallas_kernels.attention.planner import (
 )
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
-from rjax.worker.lowering import compiler_options
 from rjax.worker.peer_memory import make_peer_memory
-from rjax.worker.programs import StepPrograms, multi_step_key, step_key
+from rjax.worker.programs.cache import compiler_options
+from rjax.worker.programs.keys import StepPrograms, multi_step_key, step_key
 from rjax.worker.step import StepResult, StepState
 from rjax.worker.step_input import PackedLayouts, StepInput
 from rjax.worker.step_shape import StepFeatures, StepShape

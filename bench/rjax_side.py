@@ -25,7 +25,7 @@ from rjax.benchmarks.throughput import run_once
 from rjax.benchmarks.workload import Request
 from rjax.config import AutoInt, EngineConfig
 from rjax.models import load_model
-from rjax.worker.compilation_cache import keep_compiled
+from rjax.worker.programs.cache import keep_compiled
 
 
 def prompts(task: dict[str, Any], batch: int, prefix: int) -> list[list[int]]:

@@ -24,9 +24,9 @@ from rjax.progress import bars_are_seen
 from rjax.sampling import LIMITS, SamplingParams
 from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer
-from rjax.worker.compilation_cache import keep_compiled
 from rjax.worker.memory_sizing import check_weights_fit
 from rjax.worker.multi_step_policy import multi_step_policy
+from rjax.worker.programs.cache import keep_compiled
 from rjax.worker.worker import Worker
 
 

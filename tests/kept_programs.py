@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rjax.worker import program_store, worker
+from rjax.worker import worker
+from rjax.worker.programs import cache
 
 
 @contextlib.contextmanager
@@ -16,5 +17,5 @@ def kept_programs() -> Iterator[None]:
     as a patched kernel. The programs are kept in the test run's cache, which its processes share.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "open_store", program_store.open_store)
+        patch.setattr(worker, "open_store", cache.open_store)
         yield

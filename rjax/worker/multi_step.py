@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 from rjax.batch.step_readout import StepReadout
 from rjax.worker.device_state import DeviceState
 from rjax.worker.multi_step_policy import DecodeProgram, MultiStepPolicy
-from rjax.worker.programs import multi_step_key
+from rjax.worker.programs.keys import multi_step_key
 from rjax.worker.readout import read_result, start_copy
 from rjax.worker.step import StepResult
 from rjax.worker.step_runner import StepRunner

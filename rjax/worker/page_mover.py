@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 
 from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.errors import InvalidConfigError, OutOfMemoryError
-from rjax.worker.background_compiler import CompileTask
 from rjax.worker.kv_cache import Pools
+from rjax.worker.programs.background_compiler import CompileTask
 
 type Page = Float[Array, "pools K S H"]
 

@@ -9,9 +9,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, UInt32
 
-from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.device_state import DeviceState
-from rjax.worker.programs import (
+from rjax.worker.programs.cache import CompiledPrograms
+from rjax.worker.programs.keys import (
     ProgramKey,
     multi_step_key,
     prompt_logprobs_key,

@@ -1,7 +1,6 @@
 """The worker: runs steps of one model on one mesh of devices."""
 
 import dataclasses
-import functools
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -26,39 +25,35 @@ from rjax.config import EngineConfig, Warmup
 from rjax.models import LoadedModel
 from rjax.pallas_kernels.attention.planner import CostModel, Sharing
 from rjax.progress import bars_are_seen
-from rjax.sampling import ADMISSIONS, SamplerMode, SlotRow
+from rjax.sampling import SamplerMode, SlotRow
 from rjax.worker.backend import Backend
-from rjax.worker.background_compiler import CompileTask
-from rjax.worker.background_warmup import BackgroundWarmup
-from rjax.worker.compile_process import lanes_starter
-from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.report import step_kernels
 from rjax.worker.kv_cache import num_pools
-from rjax.worker.lowering import ProgramArguments, ProgramLowering, shapes_of
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
 from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy, may_pay
 from rjax.worker.page_mover import PageMover
 from rjax.worker.peer_memory import make_peer_memory
-from rjax.worker.program_identity import identity_parts, program_identity
-from rjax.worker.program_source import KernelSource, ProgramSource
-from rjax.worker.program_store import open_store
-from rjax.worker.programs import StepPrograms, multi_step_key
+from rjax.worker.programs.cache import CompiledPrograms, open_store
+from rjax.worker.programs.compile_process import lanes_starter
+from rjax.worker.programs.keys import ProgramArguments, StepPrograms, multi_step_key, shapes_of
+from rjax.worker.programs.source import KernelSource, ProgramSource, program_identity
+from rjax.worker.programs.warmup import (
+    BackgroundWarmup,
+    multi_step_seconds,
+    run_empty_steps,
+    short_multi_step_keys,
+    warmup_keys,
+)
 from rjax.worker.readout import read_result, start_copy
 from rjax.worker.step_input import PackedLayouts, prompt_targets
 from rjax.worker.step_input_builder import StepInputBuilder
 from rjax.worker.step_runner import StepRunner, UnsampledStep
 from rjax.worker.step_shape import StepFeatures, StepShape, features_of, step_features
 from rjax.worker.step_sizing import shape_table
-from rjax.worker.warmup import (
-    multi_step_seconds,
-    run_empty_steps,
-    short_multi_step_keys,
-    warmup_keys,
-)
 
 # A padded row costs a CPU as much as any other; a larger size than this is slower than to wait.
 _CPU_PADDING = 4.0
@@ -171,28 +166,28 @@ class Worker:
         layouts = PackedLayouts()
         pages = self.pool.num_pages if config.check_values else None
         self.input_builder = StepInputBuilder(layouts, sharing, pages)
-        shapes = shapes_of(leaves), shapes_of(self._state.arrays)
         arguments = ProgramArguments(
-            *shapes, mesh, model.vocab_size, model.hidden_size, self._dtype, number
-        )
-        programs = StepPrograms(graph, treedef, backend, mesh, layouts)
-        self._lowering = ProgramLowering(programs, arguments)
-        parts = identity_parts(graph, backend, mesh, (*shapes, number))
-        store = open_store(None if parts is None else program_identity(parts), mesh)
-        self._start_lanes = None
-        if store is not None and parts is not None:
-            kernels = KernelSource.of(
-                backend, model, dtype=self._dtype, page_size=page_size, kv_dtype=kv_dtype
-            )
-            source = ProgramSource(parts, store.folder, graph, treedef, arguments, kernels)
-            self._start_lanes = lanes_starter(source, config.compile_processes)
-        self._runner = StepRunner(
-            leaves,
-            CompiledPrograms(self._lowering, store),
+            shapes_of(leaves),
+            shapes_of(self._state.arrays),
             mesh,
             model.vocab_size,
-            layouts,
+            model.hidden_size,
+            self._dtype,
+            number,
         )
+        identity = program_identity(graph, backend, arguments)
+        store = open_store(identity, mesh)
+        self._start_lanes = None
+        if identity is not None and store is not None:
+            considered = tuple([kernel.name for kernel in backend.dispatcher.kernels])
+            chosen_by = backend.dispatcher.backend
+            kernels = KernelSource(chosen_by, model, self._dtype, page_size, kv_dtype, considered)
+            source = ProgramSource(identity, store.folder, graph, treedef, arguments, kernels)
+            platform = mesh.devices.flat[0].platform
+            self._start_lanes = lanes_starter(source.dumps, config.compile_processes, platform)
+        programs = StepPrograms(graph, treedef, backend, mesh, layouts)
+        compiled = CompiledPrograms(programs, arguments, store)
+        self._runner = StepRunner(leaves, compiled, mesh, model.vocab_size, layouts)
         self._background: BackgroundWarmup | None = None
         self._queue = MultiStepQueue(self._runner, self._state, number, self._policy)
         self.num_host_pages = num_host_pages(config.cache, self.pool)
@@ -245,7 +240,7 @@ class Worker:
     def compile_progress(self) -> CompileProgress:
         """How far compilation is; any thread may call this."""
         if self._background is not None:
-            return self._background.progress()
+            return self._background.compiler.progress()
         count, runner = self.num_compiled, self._runner
         total = count + runner.waiting
         return CompileProgress(count, total, runner.waits, waiting=runner.waiting)
@@ -253,7 +248,7 @@ class Worker:
     def close(self) -> None:
         """Stop compiling in the background; wait for what the device has yet to compute."""
         if self._background is not None:
-            self._background.close()
+            self._background.compiler.close()
         self._wait_at_end()
 
     def warmup(
@@ -267,7 +262,7 @@ class Worker:
         match when:
             case "on":  # with a policy, those of several steps follow, of the steps that are short
                 background = self._compile(modes, several=self._policy is None)
-                background.wait(progress=self._progress)
+                background.compiler.wait()
                 self._run_empty(modes, background)
             case "background":
                 weight_bytes = sum(leaf.nbytes for leaf in self._runner.leaves) // self._mesh.size
@@ -360,15 +355,11 @@ class Worker:
             self._runner.programs,
             keys,
             math.inf if padding_is_cheap else _CPU_PADDING,
-            admissions={
-                admission: CompileTask(functools.partial(self._lowering.lower_admission, admission))
-                for admission in ADMISSIONS
-            },
             copies=self._mover.programs(shapes_of(self._state.pools)),
             start_lanes=self._start_lanes,
             progress=self._progress,
         )
-        weakref.finalize(self, self._background.close)
+        weakref.finalize(self, self._background.compiler.close)
         return self._background
 
     def _run_empty(self, modes: Sequence[SamplerMode], background: BackgroundWarmup) -> None:
@@ -387,7 +378,7 @@ class Worker:
         )
         for key in keys:
             background.compile(key)
-        background.wait(progress=self._progress)
+        background.compiler.wait()
         for key in keys:
             seconds = multi_step_seconds(self._runner, self._state, key, self.num_decode_steps)
             self._policy.measured(key, seconds)
@@ -399,7 +390,7 @@ class Worker:
         key = multi_step_key(shape, features)
         if self._policy is not None and not self._policy.pays(key, streams=streams):
             return False
-        if self._background is None or self._background.is_compiled(key):
+        if self._background is None or self._background.compiler.is_compiled(key):
             return True
         if self._policy is not None and self._policy.pays_to_compile(key):
             self._background.compile(key)

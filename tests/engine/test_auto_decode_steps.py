@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rjax import engine_builder
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.worker import warmup
 from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy
+from rjax.worker.programs import warmup
 from rjax.worker.step_runner import StepRunner
 
 from .test_background_warmup import wait_until_compiled

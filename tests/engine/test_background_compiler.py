@@ -10,13 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from rjax.batch.compile_progress import COMPILE_THREAD
-from rjax.worker import background_compiler
-from rjax.worker.background_compiler import BackgroundCompiler, CompileTask
-from rjax.worker.compile_process import (
-    CompileLane,
-    CompileProcessEndedError,
-    CompileProcessError,
-)
+from rjax.worker.programs import background_compiler
+from rjax.worker.programs.background_compiler import BackgroundCompiler, CompileTask
+from rjax.worker.programs.compile_process import CompileLane, CompileProcessEndedError
 
 
 @pytest.fixture(autouse=True)
@@ -128,19 +124,19 @@ def test_calls_of_a_jitted_function_find_what_was_compiled(capsys):
 
     run = jax.jit(lambda x: jnp.sin(x) * 3)
     inputs = [jnp.zeros(n) for n in (3, 4, 5)]
-    compiler = BackgroundCompiler()
+    compiler = BackgroundCompiler(progress=True)
     lowered(1)  # whatever else compiles is compiled
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         for key, x in enumerate(inputs):
             compiler.add(key, CompileTask(lambda x=x: run.lower(x)))
-        compiler.wait(title="Compiling sines", progress=True)
+        compiler.wait()
         assert len(found) == 3
         assert run(inputs[1]).shape == (4,)
         assert len(found) == 3
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert "Compiling sines: 100%" in capsys.readouterr().err
+    assert "Compiling steps: 100%" in capsys.readouterr().err
 
 
 def test_what_is_loaded_is_not_lowered():
@@ -151,7 +147,7 @@ def test_what_is_loaded_is_not_lowered():
 
     compiler.add("there", CompileTask(lower, kept.append, load=lambda: True))
     compiler.add("not", CompileTask(lambda: lowered(3), kept.append))
-    compiler.wait(title="", progress=False)
+    compiler.wait()
     assert [program.compile()(2.0) for program in kept] == [6]
 
 
@@ -170,7 +166,7 @@ def test_an_error_reaches_who_waits_and_nobody_else():
     progress = compiler.progress()
     assert progress.compiled == progress.total == 1
     with pytest.raises(ValueError, match="no such kernel"):
-        compiler.wait(title="", progress=False)
+        compiler.wait()
 
 
 @pytest.mark.parametrize("failures", [1, 2])
@@ -188,9 +184,9 @@ def test_what_fails_beside_others_is_tried_again(failures, monkeypatch):
     add_all(compiler, 1)
     if failures > 1:
         with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
-            compiler.wait(title="", progress=False)
+            compiler.wait()
     else:
-        compiler.wait(title="", progress=False)
+        compiler.wait()
     assert len(tried) == 2
 
 
@@ -241,7 +237,7 @@ def test_an_interrupt_waits_for_nobody():
 
     compiler._changed.wait = interrupted
     with pytest.raises(KeyboardInterrupt):
-        compiler.wait(title="", progress=False)
+        compiler.wait()
     compiler._changed.wait = wait
     go_on.set()
     for thread in compile_threads():
@@ -286,27 +282,25 @@ class Processes:
 
 class Lane(CompileLane):
     def __init__(self, processes: Processes) -> None:
-        self.processes, self.lock, self.key = processes, threading.Lock(), ""
+        self.processes, self.turn, self.key = processes, threading.Lock(), ""
 
     def wait_until_ready(self, is_wanted) -> None:
         while not self.processes.ready.wait(0.01):
             if not is_wanted():
                 raise CompileProcessEndedError("unwanted")
 
-    def turn(self) -> threading.Lock:
-        return self.lock
-
-    def lower(self, key: Any, is_wanted) -> None:
+    def lower(self, key: Any, is_wanted) -> str | None:
         assert is_wanted()
         if self.processes.ended:
             raise CompileProcessEndedError("killed")
         self.key = key
 
-    def wait_until_kept(self, is_wanted) -> None:
+    def wait_until_kept(self, is_wanted) -> str | None:
         assert is_wanted()
         if self.key in self.processes.refused:
-            raise CompileProcessError("no memory")
+            return "no memory"
         self.processes.kept.append(self.key)
+        return None
 
     def close(self) -> None:
         self.processes.closed += 1
@@ -357,7 +351,7 @@ def test_threads_and_processes_share_what_everybody_waits_for():
     processes = Processes()
     processes.ready.clear()
     compiler = processes.compiler(*"abcdef")
-    compiler.wait(title="", progress=False)
+    compiler.wait()
     assert sorted(processes.here) == [*"abcdef"]
     processes.ready.set()
 

@@ -13,8 +13,8 @@ import pytest
 from rjax.batch.compile_progress import COMPILE_THREAD
 from rjax.sampling import SamplingParams
 from rjax.worker import worker as worker_module
-from rjax.worker.programs import step_key
-from rjax.worker.warmup import warmup_keys
+from rjax.worker.programs.keys import step_key
+from rjax.worker.programs.warmup import warmup_keys
 
 from .tiny import make_engine, run
 
@@ -170,6 +170,6 @@ def test_the_largest_step_comes_first_and_every_program_once(tiny):
 
 def test_a_deleted_engine_compiles_nothing_more(tiny):
     engine = make_engine(tiny, warmup="background", num_pages=27)
-    compiler = engine._worker._background._compiler
+    compiler = engine._worker._background.compiler
     del engine
     assert compiler._closed

@@ -13,8 +13,8 @@ from rjax.models.decoder import Decoder
 from rjax.models.sharding import single_device_mesh
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import choose_backend
-from rjax.worker.compilation_cache import keep_compiled
-from rjax.worker.programs import StepPrograms, multi_step_key, step_key
+from rjax.worker.programs.cache import keep_compiled
+from rjax.worker.programs.keys import StepPrograms, multi_step_key, step_key
 from rjax.worker.step import StepState
 from rjax.worker.step_input import PackedLayouts
 from rjax.worker.step_shape import ShapeTable, StepFeatures

@@ -15,8 +15,8 @@ import pytest
 
 from rjax.errors import InvalidConfigError
 from rjax.sampling import SamplingParams
-from rjax.worker import compile_process
-from rjax.worker.program_source import ProgramSource
+from rjax.worker.programs import compile_process
+from rjax.worker.programs.source import ProgramSource
 from tests.kept_programs import kept_programs
 
 from .tiny import make_engine, run
@@ -55,7 +55,7 @@ def wait_until_compiled(engine) -> None:
 
 
 def source_of(engine: Any) -> ProgramSource:
-    return engine._worker._start_lanes.args[0]
+    return engine._worker._start_lanes.args[0].__self__
 
 
 def test_a_source_makes_the_engines_programs_or_none(tiny, cache):
@@ -115,7 +115,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from tiny import make_engine
-from rjax.worker import compile_process
+from rjax.worker.programs import compile_process
 start = compile_process.subprocess.Popen
 def popen(*args, **options):
     child = start(*args, **options)

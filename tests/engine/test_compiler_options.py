@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rjax.worker.lowering import compiler_options
+from rjax.worker.programs.cache import compiler_options
 
 TRITON = "xla_gpu_enable_triton_gemm"
 

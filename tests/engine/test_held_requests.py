@@ -9,7 +9,7 @@ import pytest
 
 from rjax.sampling import SamplingParams
 from rjax.worker import worker as worker_module
-from rjax.worker.compiled_programs import CompiledPrograms
+from rjax.worker.programs.cache import CompiledPrograms
 
 from .fake_worker import fake_engine
 from .test_background_warmup import same_logprobs, wait_until_compiled

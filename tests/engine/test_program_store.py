@@ -20,11 +20,10 @@ from rjax.models.layers.linear import Linear
 from rjax.models.schemes import UNQUANTISED, Unquantised
 from rjax.models.sharding import single_device_mesh
 from rjax.sampling import SamplingParams
-from rjax.worker import program_identity as identity
-from rjax.worker import program_store, trusted_files, worker
-from rjax.worker.compilation_cache import keep_compiled, without_cache
+from rjax.worker import trusted_files, worker
 from rjax.worker.kernels import kernel as kernels
-from rjax.worker.program_store import ProgramStore, open_store
+from rjax.worker.programs import cache, source
+from rjax.worker.programs.cache import ProgramStore, keep_compiled, open_store, without_cache
 from rjax.worker.trusted_files import distrust
 
 from .tiny import make_engine, run
@@ -33,6 +32,7 @@ PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=6),
     "random": SamplingParams(temperature=0.8, seed=1, max_tokens=6, logprobs=2),
 }
+THIS = {"source": "this"}
 REQUESTS = [(name, [5, 6, 7], params) for name, params in PARAMS.items()]
 
 
@@ -43,7 +43,7 @@ def mesh() -> Mesh:
 
 @pytest.fixture
 def store(tmp_path, mesh) -> ProgramStore:
-    return ProgramStore(tmp_path / "programs", "this", mesh)
+    return ProgramStore(tmp_path / "programs", THIS, mesh)
 
 
 def program(value: float) -> jax.stages.Compiled:
@@ -72,8 +72,8 @@ def test_a_program_comes_back_for_its_key_and_identity(store, tmp_path, mesh):
     assert result(store.load(("step", 2))) == [2] * 3
     assert result(store.load(("step", 3))) == [3] * 3
     assert store.load(("step", 4)) is None
-    assert ProgramStore(tmp_path / "programs", "other", mesh).load(("step", 2)) is None
-    assert result(ProgramStore(tmp_path / "programs", "this", mesh).load(("step", 2))) == [2] * 3
+    assert ProgramStore(tmp_path / "programs", {"source": "other"}, mesh).load(("step", 2)) is None
+    assert result(ProgramStore(tmp_path / "programs", THIS, mesh).load(("step", 2))) == [2] * 3
     assert (tmp_path / "programs").stat().st_mode & 0o77 == 0  # a program is code
 
 
@@ -93,14 +93,14 @@ def test_a_program_that_xla_refuses_is_deleted(store, monkeypatch):
         raise jax.errors.JaxRuntimeError("another driver")
 
     store.save("a", program(2))
-    monkeypatch.setattr(program_store, "deserialize_and_load", refuse)
+    monkeypatch.setattr(cache, "deserialize_and_load", refuse)
     assert store.load("a") is None
     assert not files(store)
 
 
 def test_a_folder_that_cannot_be_written_is_named_once(tmp_path, mesh, caplog):
     (tmp_path / "file").write_text("in the way")
-    store = ProgramStore(tmp_path / "file" / "programs", "this", mesh)
+    store = ProgramStore(tmp_path / "file" / "programs", THIS, mesh)
     with caplog.at_level(logging.WARNING, "rjax"):
         store.save("a", program(2))
         store.save("b", program(3))
@@ -115,7 +115,7 @@ def test_what_others_could_have_written_does_not_run(what, store, monkeypatch, c
     store.save("a", program(2))
     [file] = files(store)
     (store.folder if what == "folder" else file).chmod(0o777)
-    monkeypatch.setattr(program_store, "deserialize_and_load", _must_not_run)
+    monkeypatch.setattr(cache, "deserialize_and_load", _must_not_run)
     kept = file.read_bytes()
     for _ in range(2):
         assert store.load("a") is None
@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(store, monkeypatch, caplog):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(program_store.os, "replace", full)
+    monkeypatch.setattr(cache.os, "replace", full)
     store.save("a", program(2))
     assert not files(store)
     assert "No space left on device" in caplog.text
@@ -174,10 +174,10 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(store, monkeypatch, caplog):
 def test_what_was_used_last_is_kept(store, monkeypatch):
     store.save("old", program(1))
     [size] = [file.stat().st_size for file in files(store)]
-    monkeypatch.setattr(program_store, "_MAX_BYTES", int(2.5 * size))
+    monkeypatch.setattr(cache, "_MAX_BYTES", int(2.5 * size))
     store.save("new", program(2))
     for age, key in enumerate(("new", "old")):
-        program_store.os.utime(store._path(key), (1000 + age, 1000 + age))
+        cache.os.utime(store._path(key), (1000 + age, 1000 + age))
     assert result(store.load("new")) == [2] * 3  # now used last
     store.save("newest", program(3))
     assert store.load("old") is None
@@ -186,12 +186,11 @@ def test_what_was_used_last_is_kept(store, monkeypatch):
 
 
 def identity_of(engine: Any, **other: Any) -> str | None:
-    own = engine._worker
-    graph, _ = own._lowering._programs._model
-    arguments = own._lowering._arguments.leaves, own._lowering._arguments.state
-    given = {"graph": graph, "arguments": arguments, "backend": own._backend} | other
-    parts = identity.identity_parts(given["graph"], given["backend"], own._mesh, given["arguments"])
-    return None if parts is None else identity.program_identity(parts)
+    programs = engine._worker._runner.programs
+    graph, _ = programs._programs._model
+    given = {"graph": graph, "backend": engine._worker._backend, "arguments": programs.arguments}
+    identity = source.program_identity(**(given | other))
+    return None if identity is None else json.dumps(identity)
 
 
 def test_the_identity_changes_with_what_programs_depend_on(tiny, monkeypatch):
@@ -205,7 +204,9 @@ def test_the_identity_changes_with_what_programs_depend_on(tiny, monkeypatch):
         assert identity_of(engine, **other) not in found
         found.add(identity_of(engine, **other))
 
-    differs(arguments=jax.ShapeDtypeStruct((3,), jnp.float32))
+    arguments = engine._worker._runner.programs.arguments
+    differs(arguments=dataclasses.replace(arguments, num_decode_steps=3))
+    differs(arguments=dataclasses.replace(arguments, leaves=arguments.leaves[1:]))
     backend = engine._worker._backend
     for name in {kernel.name for kernel in backend.dispatcher.kernels}:
         rest = backend.dispatcher.without(name)
@@ -216,7 +217,7 @@ def test_the_identity_changes_with_what_programs_depend_on(tiny, monkeypatch):
     with jax.default_matmul_precision("highest"):
         assert identity_of(engine) is None  # threads that compile do not see it
     with monkeypatch.context() as patch:
-        patch.setattr(identity, "_source_digest", lambda: "edited")
+        patch.setattr(source, "_source_digest", lambda: "edited")
         differs()
     assert identity_of(make_engine(tiny, num_pages=31)) not in found
     assert identity_of(engine) == first
@@ -240,12 +241,12 @@ def test_code_from_outside_is_never_taken_from_disk(tiny, monkeypatch, tmp_path,
         patch.setattr(kernels, "_REGISTERED", [engine._worker._backend.dispatcher.kernels[0]])
         assert identity_of(engine) is None
     assert open_store(None, mesh) is None
-    assert open_store("this", mesh) is not None  # the tests' own folder
+    assert open_store(THIS, mesh) is not None  # the tests' own folder
     before = jax.config.jax_compilation_cache_dir
     try:
         for elsewhere in ("gs://bucket/cache", None):
             jax.config.update("jax_compilation_cache_dir", elsewhere)
-            assert open_store("this", mesh) is None
+            assert open_store(THIS, mesh) is None
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
 

@@ -19,8 +19,8 @@ from rjax.models.loading.linear_modules import with_quantization
 from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.sampling import SamplingParams
 from rjax.worker import memory_sizing
-from rjax.worker.compilation_cache import keep_compiled
 from rjax.worker.memory_sizing import check_pool_fits, check_weights_fit, fit_pool
+from rjax.worker.programs.cache import keep_compiled
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepShape
 from rjax.worker.workspace import workspace_bytes

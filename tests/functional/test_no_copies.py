@@ -15,7 +15,7 @@ from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.kv_cache import make_pools
-from rjax.worker.programs import multi_step_key
+from rjax.worker.programs.keys import multi_step_key
 from rjax.worker.step import StepState, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rjax.engine.request_stats import Histogram
 from rjax.serve.config.limits import ServeLimits
-from rjax.worker.compiled_programs import CompiledPrograms
+from rjax.worker.programs.cache import CompiledPrograms
 
 from .hostile import until
 from .live_server import LiveServer, live_server, make_engine

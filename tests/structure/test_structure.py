@@ -185,8 +185,8 @@ def test_nothing_unpickles_or_evaluates(layer):
     banned_calls = {"eval", "exec", "compile", "__import__"}
     # They read compiled programs, which are code whatever their format, and what a process of the
     # engine gets from it.
-    worker = ROOT / "rjax" / "worker"
-    programs = worker / "program_store.py", worker / "program_source.py"
+    folder = ROOT / "rjax" / "worker" / "programs"
+    programs = folder / "cache.py", folder / "source.py"
     for path in (ROOT / layer).rglob("*.py"):
         assert path in programs or not imports(path) & banned_modules, path
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,16 +1,21 @@
-"""Which programs a warm-up compiles, and in which order."""
+"""The warm-up: which programs are compiled in which order, and what serves meanwhile."""
 
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
 from jaxtyping import Int
 
-from rjax.sampling import SamplerMode
+from rjax.sampling import ADMISSIONS, SamplerMode, lower_admission
 from rjax.worker.device_state import DeviceState
-from rjax.worker.programs import (
+from rjax.worker.programs.background_compiler import BackgroundCompiler, CompileTask
+from rjax.worker.programs.cache import CompiledPrograms
+from rjax.worker.programs.compile_process import CompileLane
+from rjax.worker.programs.keys import (
     ProgramKey,
+    keys_of_step,
     multi_step_key,
     prompt_logprobs_key,
     sampling_key,
@@ -77,6 +82,92 @@ def _by_urgency(shapes: ShapeTable, spare_rows: int) -> Iterator[StepShape]:
         return
     while decode or mixed:
         yield from (sizes.pop(0) for sizes in (decode, mixed) if sizes)
+
+
+class BackgroundWarmup:
+    """The warm-up of a worker. It holds no device memory.
+
+    Args:
+        programs: programs of the steps.
+        keys: keys of the programs to compile, in this order.
+        max_padding: a shape may serve while the best one compiles if it has at most this many
+            times the rows.
+        copies: names of the programs that copy pages, and what compiles them.
+        start_lanes: starts processes that compile programs of steps beside this one; None for none.
+        progress: the same argument of `BackgroundCompiler`.
+
+    Attributes:
+        compiler: compiles the programs.
+    """
+
+    def __init__(
+        self,
+        programs: CompiledPrograms,
+        keys: Iterable[ProgramKey],
+        max_padding: float,
+        *,
+        copies: Iterable[tuple[str, CompileTask]],
+        start_lanes: Callable[[], Sequence[CompileLane]] | None,
+        progress: bool,
+    ) -> None:
+        self._programs = programs
+        self._max_padding = max_padding
+        self.compiler = BackgroundCompiler(progress=progress, start_lanes=start_lanes)
+        sampling, vocab_size = programs.arguments.state.sampling, programs.arguments.vocab_size
+        admit = {
+            name: CompileTask(functools.partial(lower_admission, sampling, vocab_size, name))
+            for name in ADMISSIONS
+        }
+        # Every request is admitted; the last programs serve preempted sequences.
+        self.compiler.add("admit one", admit["one"])
+        self.compiler.add("admit several", admit["several"])
+        for key in keys:
+            self.compile(key)
+        self.compiler.add("admit continued", admit["continued"])
+        for name, copy in copies:
+            self.compiler.add(name, copy)
+
+    def choose(self, fitting: list[StepShape], features: StepFeatures) -> StepShape:
+        """The first shape whose programs are compiled.
+
+        Args:
+            fitting: shapes that hold the batch, the best one first. While its programs are
+                compiled, another one serves, within ``max_padding``; if none is compiled, this
+                waits.
+            features: the step's features.
+        """
+        keys = keys_of_step(fitting[0], features)
+        if all(map(self.compiler.is_compiled, keys)):
+            return fitting[0]
+        for key in keys:  # not all prompt logprobs are planned
+            self.compile(key)
+        most = self._max_padding * fitting[0].rows
+        fitting = [shape for shape in fitting if shape.rows <= most]
+        sets = [keys_of_step(shape, features) for shape in fitting]
+        return fitting[self.compiler.first_compiled(sets)]
+
+    def is_ready(self, shape: StepShape, features: StepFeatures) -> bool:
+        """Whether what a step runs beside its step program is compiled, or cannot be.
+
+        What is missing is compiled next.
+        """
+        keys = [key for key in keys_of_step(shape, features) if key.kind != "step"]
+        if all(map(self.compiler.is_compiled, keys)):
+            return True
+        for key in keys:
+            self.compile(key)
+        return self.compiler.hurry(keys)
+
+    def compile(self, key: ProgramKey) -> None:
+        """Compile a program after all others, unless it is planned already."""
+        programs = self._programs
+        task = CompileTask(
+            lower=functools.partial(programs.lower, key),
+            compile=functools.partial(programs.compile, key),
+            load=functools.partial(programs.load, key),
+            beside=True,
+        )
+        self.compiler.add(key, task)
 
 
 def run_empty_steps(

@@ -1,14 +1,22 @@
-"""The programs of steps, made at their first use."""
+"""What identifies a program of steps, its jitted function and its arguments."""
 
 import dataclasses
 from typing import Any, Literal
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.uses import KernelLog
-from rjax.worker.step import compile_prompt_logprobs, compile_sampling, compile_step
+from rjax.worker.step import (
+    StepState,
+    compile_prompt_logprobs,
+    compile_sampling,
+    compile_step,
+    logits_sharding,
+)
 from rjax.worker.step_input import PackedLayouts
 from rjax.worker.step_shape import StepFeatures, StepShape
 
@@ -100,9 +108,6 @@ class StepPrograms:
         self._kernel_log = KernelLog(backend)
         self._made: dict[ProgramKey, Any] = {}
 
-    def __len__(self) -> int:
-        return len(self._made)
-
     def get(self, key: ProgramKey) -> Any:
         """The jitted function; see `compile_step`, `compile_sampling`, `compile_prompt_logprobs`.
 
@@ -132,3 +137,51 @@ class StepPrograms:
             return jax.lax.scan(body, state, packed)
 
         return jax.jit(multi_step, donate_argnums=1)
+
+
+def shapes_of(arrays: Any) -> Any:
+    """The shapes, dtypes and shardings of a tree of arrays."""
+    return jax.tree.map(
+        lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding),
+        arrays,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramArguments:
+    """The shapes and shardings with which an engine calls its programs. It holds no array.
+
+    Attributes:
+        leaves: shapes of the model's parameter leaves, from `shapes_of`.
+        state: shapes of the StepState, from `shapes_of`.
+        mesh: devices of the steps.
+        vocab_size: width of the logits, V.
+        hidden_size: width of the hidden states, D.
+        dtype: dtype of the hidden states.
+        num_decode_steps: steps of a multi-step program.
+    """
+
+    leaves: list[Any]
+    state: StepState
+    mesh: Mesh
+    vocab_size: int
+    hidden_size: int
+    dtype: np.dtype
+    num_decode_steps: int
+
+    def of(self, key: ProgramKey, layouts: PackedLayouts) -> tuple[Any, ...]:
+        """The arguments of a program's jitted function, as shapes."""
+        struct, replicated = jax.ShapeDtypeStruct, NamedSharding(self.mesh, PartitionSpec())
+        if key.shape is None:
+            shape, words = (key.seqs, self.vocab_size), -(-self.vocab_size // 32)
+            logits = struct(shape, jnp.float32, sharding=logits_sharding(shape, self.mesh))
+            bitmask = struct((key.seqs, words), jnp.uint32, sharding=replicated)
+            rows = np.zeros((2, key.seqs), np.int32)
+            return self.state.sampling, self.state.last_tokens, rows, logits, bitmask
+        if key.kind == "prompt_logprobs":
+            shape = key.shape.rows, self.hidden_size
+            hidden = struct(shape, self.dtype, sharding=replicated)
+            return self.leaves, hidden, np.zeros(key.shape.rows, np.int32)
+        size = layouts[key.shape].size
+        packed = np.zeros(size if key.kind == "step" else (self.num_decode_steps, size), np.int32)
+        return self.leaves, self.state, packed

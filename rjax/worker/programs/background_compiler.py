@@ -7,15 +7,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
 from tqdm.auto import tqdm
 
 from rjax.batch.compile_progress import COMPILE_THREAD, CompileProgress
-from rjax.worker.compile_process import CompileLane, CompileProcessEndedError, CompileProcessError
 from rjax.worker.gil_sharing import quick_switches
+from rjax.worker.programs.compile_process import CompileLane, CompileProcessEndedError
 
 _MAX_THREADS = 8  # lowering holds the GIL and feeds no more compilers than this
 _LENT_THREADS = 4  # that compile beside the processes while everything is waited for
@@ -58,7 +58,7 @@ class BackgroundCompiler:
     Any thread may call the methods.
 
     Args:
-        progress: show a progress bar to who waits for a program, in a terminal.
+        progress: show a progress bar in `wait`, and to a step that waits if there is a terminal.
         start_lanes: starts processes; called whenever there is something to compile and none runs.
     """
 
@@ -68,7 +68,8 @@ class BackgroundCompiler:
         progress: bool = False,
         start_lanes: Callable[[], Sequence[CompileLane]] | None = None,
     ) -> None:
-        self._progress = progress and sys.stderr.isatty()
+        self._progress = progress
+        self._terminal_progress = progress and sys.stderr.isatty()
         self._num_cpus = os.cpu_count() or 1
         self._start_lanes = start_lanes
         self._changed = threading.Condition()  # its lock is re-entrant
@@ -111,17 +112,26 @@ class BackgroundCompiler:
         """
         if self._compiled.issuperset(sets[0]):
             return 0
-        with self._bar("Compiling, once for this model") as bar, self._changed:
+        with (
+            self._bar(
+                "Compiling, once for this model",
+                disable=not self._terminal_progress,
+                delay=_BAR_SECONDS,
+                leave=False,
+            ) as bar,
+            self._changed,
+        ):
             while True:
                 for index, keys in enumerate(sets):
                     if self._compiled.issuperset(keys):
                         self._put_first(sets[0])
                         return index
-                pending = [keys for keys in sets if self._is_pending(keys)]
+                expected = self._compiled | self._unfinished()
+                pending = [keys for keys in sets if expected.issuperset(keys)]
                 if self._closed or not pending:
                     failed = [self._failed[key] for key in sets[0] if key in self._failed]
                     raise failed[0] if failed else RuntimeError("the compiler is closed")
-                self._put_first(min(pending, key=self._num_missing))
+                self._put_first(min(pending, key=lambda keys: len(set(keys) - self._compiled)))
                 bar.update(len(self._compiled) - bar.n)
                 start = time.monotonic()
                 self._wait()
@@ -131,30 +141,18 @@ class BackgroundCompiler:
         """Compile these programs next; return whether nothing is left to be done for them."""
         with self._changed:
             self._put_first(keys)
-            return not any(key in self._tasks and key not in self._failed for key in keys)
+            return self._unfinished().isdisjoint(keys)
 
-    def wait(self, *, title: str, progress: bool) -> None:
+    def wait(self) -> None:
         """Wait until everything is compiled. An interrupt meanwhile closes the compiler.
-
-        Args:
-            title: label of the progress bar.
-            progress: show a progress bar.
 
         Raises:
             Exception: a program cannot be compiled; the error of the first.
         """
-        with (
-            self._changed,
-            tqdm(
-                initial=len(self._compiled),
-                total=len(self._compiled) + len(self._tasks),
-                desc=title,
-                disable=not progress,
-            ) as bar,
-        ):
+        with self._changed, self._bar("Compiling steps", disable=not self._progress) as bar:
             try:
                 self._waiting_for_all += 1
-                while not self._closed and len(self._tasks) > len(self._failed):
+                while not self._closed and self._unfinished():
                     self._wait()
                     bar.update(len(self._compiled) - bar.n)
             except BaseException:  # Ctrl-C: begin no further program
@@ -181,33 +179,20 @@ class BackgroundCompiler:
             self._beside.clear()
             self._changed.notify_all()
 
-    def _is_pending(self, keys: Iterable[Hashable]) -> bool:
-        """Whether programs are all compiled or will be."""
-        return all(
-            key in self._compiled or (key in self._tasks and key not in self._failed)
-            for key in keys
-        )
+    def _unfinished(self) -> set[Hashable]:
+        """Programs that are compiled sooner or later."""
+        return self._tasks.keys() - self._failed.keys()
 
-    def _num_missing(self, keys: Iterable[Hashable]) -> int:
-        return sum(key not in self._compiled for key in keys)
-
-    def _bar(self, title: str) -> "tqdm[NoReturn]":
-        total = len(self._compiled) + len(self._tasks)
-        return tqdm(
-            total=total,
-            initial=len(self._compiled),
-            desc=title,
-            delay=_BAR_SECONDS,
-            leave=False,
-            disable=not self._progress,
-        )
+    def _bar(self, title: str, **options: Any) -> tqdm:
+        done = len(self._compiled)
+        return tqdm(initial=done, total=done + len(self._tasks), desc=title, **options)
 
     def _wait(self) -> None:
         self._waiting += 1
         self._start_threads()
         try:
             # A progress bar shows the time too.
-            self._changed.wait(_BAR_SECONDS if self._progress else None)
+            self._changed.wait(_BAR_SECONDS if self._terminal_progress else None)
         finally:
             self._waiting -= 1
 
@@ -264,7 +249,19 @@ class BackgroundCompiler:
         except Exception as raised:
             _log.exception("a step could not be compiled")
             error = raised
-        self._end(key, error)
+        with self._changed:
+            if error is None:
+                del self._tasks[key]
+                self._compiled.add(key)
+            else:
+                self._failed[key] = error
+            if not self._closed and not self._unfinished():
+                _log.info(
+                    "compiled %d programs in the background in %.1f s",
+                    len(self._compiled),
+                    time.perf_counter() - self._begun,
+                )
+            self._changed.notify_all()
 
     def _compile(self, task: CompileTask) -> None:
         with self._lowering:
@@ -277,21 +274,6 @@ class BackgroundCompiler:
             with self._lowering:
                 task.compile(lowered)
 
-    def _end(self, key: Hashable, error: Exception | None) -> None:
-        with self._changed:
-            if error is None:
-                del self._tasks[key]
-                self._compiled.add(key)
-            else:
-                self._failed[key] = error
-            if len(self._tasks) == len(self._failed) and not self._closed:
-                _log.info(
-                    "compiled %d programs in the background in %.1f s",
-                    len(self._compiled),
-                    time.perf_counter() - self._begun,
-                )
-            self._changed.notify_all()
-
     # Processes
 
     def _leave(self, key: Hashable) -> bool:
@@ -299,8 +281,8 @@ class BackgroundCompiler:
         with self._changed:
             if self._closed:
                 return True
-            if not self._lanes and self._start_lanes is not None:
-                self._start_processes(self._start_lanes)
+            if not self._lanes:
+                self._start_processes()
             if not self._lanes:
                 return False
             self._left = time.monotonic()
@@ -312,9 +294,9 @@ class BackgroundCompiler:
             self._changed.notify_all()
             return True
 
-    def _start_processes(self, start_lanes: Callable[[], Sequence[CompileLane]]) -> None:
+    def _start_processes(self) -> None:
         try:
-            lanes = start_lanes()
+            lanes = self._start_lanes() if self._start_lanes is not None else ()
         except OSError as error:
             self._without_processes(str(error))
             return
@@ -323,22 +305,33 @@ class BackgroundCompiler:
             threading.Thread(target=self._run_lane, args=(lane,), name=COMPILE_THREAD).start()
 
     def _without_processes(self, reason: str) -> None:
-        _log.warning("programs are compiled in the engine's process, beside its steps: %s", reason)
-        self._start_lanes = None
+        if self._start_lanes is not None:
+            _log.warning(
+                "programs are compiled in the engine's process, beside its steps: %s", reason
+            )
+            self._start_lanes = None
 
     def _run_lane(self, lane: CompileLane) -> None:
         key = None
         try:
             lane.wait_until_ready(self._is_wanted)
             while True:
-                with lane.turn():
+                with lane.turn:
                     key = self._next_beside()
                     if key is None:
                         return
-                    error = _error_of(lane.lower, key, self._is_wanted)
-                self._kept(key, error or _error_of(lane.wait_until_kept, self._is_wanted))
-        except CompileProcessEndedError as error:
-            self._give_back(key, str(error))
+                    error = lane.lower(key, self._is_wanted)
+                error = error or lane.wait_until_kept(self._is_wanted)
+                if error is not None:
+                    _log.warning("a program is compiled beside the engine's steps: %s", error)
+                with quick_switches():  # load it, or compile it after all
+                    self._make(key, self._tasks[key], may_leave=False)
+        except CompileProcessEndedError as ended:
+            with self._changed:
+                if self._is_wanted():
+                    if key is not None:
+                        self._beside.appendleft(key)
+                    self._without_processes(str(ended))
         finally:
             lane.close()
             with self._changed:
@@ -357,32 +350,5 @@ class BackgroundCompiler:
                 self._changed.wait(_LOOK_SECONDS)
             return self._beside.popleft() if self._is_wanted() else None
 
-    def _kept(self, key: Hashable, error: Exception | None) -> None:
-        """Load a program that a process has compiled, or compile it after all."""
-        if error is not None:
-            _log.warning("a program is compiled beside the engine's steps: %s", error)
-        with quick_switches():
-            self._make(key, self._tasks[key], may_leave=False)
-
     def _is_wanted(self) -> bool:
         return not self._closed and threading.main_thread().is_alive()
-
-    def _give_back(self, key: Hashable | None, reason: str) -> None:
-        with self._changed:
-            if not self._is_wanted():
-                return
-            if key is not None:
-                self._beside.appendleft(key)
-            if self._start_lanes is not None:
-                self._without_processes(reason)
-
-
-def _error_of[**P](call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
-    """The CompileProcessError of a call, unless the process has ended."""
-    try:
-        call(*args, **kwargs)
-    except CompileProcessEndedError:
-        raise
-    except CompileProcessError as error:
-        return error
-    return None
