@@ -59,9 +59,6 @@ class SmemRow:
         max_columns: most columns of any CTA's slice.
         depth: columns of the row.
         scale: SMEM, float32 [1, SWIZZLE_ATOM_ROWS], the scale of a quantised row; else None.
-        staged: SMEM, 16-bit [max_columns], for a row that is stored there first; else None.
-        sums: SMEM, float32 [max_columns / 128, SWIZZLE_ATOM_ROWS], for the sums of 128 columns of
-            each row of the atom; None if they are not needed.
     """
 
     ref: Any
@@ -71,8 +68,6 @@ class SmemRow:
     max_columns: int
     depth: int
     scale: Any = None
-    staged: Any = None
-    sums: Any = None
 
     def chunks(self) -> tuple[int, list[Any]]:
         """(elements per thread, first columns) of chunks that cover the slice.
@@ -133,14 +128,6 @@ class SmemRow:
         return [*([zero, atom] if in_line else [atom, zero]), zero, offset_in_it]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StagedRow(SmemRow):
-    """The slice in plain order, [max_columns] without transforms, for further work on it."""
-
-    def _target(self, column) -> list[Any]:
-        return [arith.index_cast(ir.IndexType.get(), column)]
-
-
 class RowSource(abc.ABC):
     """Computes the row inside the GEMV; `skinny_gemm` takes it in place of an array."""
 
@@ -168,16 +155,6 @@ class RowSource(abc.ABC):
     def smem_dtype(self) -> jnp.dtype:
         """Dtype of the row in shared memory."""
         return self.dtype
-
-    @property
-    def is_staged(self) -> bool:
-        """Whether ``fill`` needs ``SmemRow.staged``."""
-        return False
-
-    @property
-    def has_sums(self) -> bool:
-        """Whether ``fill`` needs ``SmemRow.sums``."""
-        return False
 
     @property
     def shares_sm(self) -> bool:

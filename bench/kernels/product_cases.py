@@ -10,26 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from rjax.pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
-from rjax.pallas_kernels.gemv_row import StoredRow
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm.config import GemmConfig
-from rjax.pallas_kernels.quantised_gemm.limb_row import LimbRow
 from rjax.pallas_kernels.quantised_gemm.mosaic import (
-    gated_products,
     gemm_configs,
-    limbs_of,
     quantised_gate_up_gemm,
     quantised_gemm,
-    split_k_products,
 )
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows, quantise_rows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 
-LIMBS = ("int8 limbs", "int4 limbs")
-"""Schemes whose one row is multiplied as integers."""
-
-SCHEMES = ("bf16", "fp8", "fp8 blocks", "int8", "int4", "int4 interleaved", *LIMBS)
+SCHEMES = ("bf16", "fp8", "fp8 blocks", "int8", "int4", "int4 interleaved")
 ROWS = (1, 8, 16, 32, 64)
 _GROUP = 128
 LAYERS = {
@@ -95,7 +87,7 @@ class ProductCase:
         if int8:
             return ScaledWeight(values, scale(W, X) / bound)
         scales = scale(W, X, E // _GROUP, dtype=jnp.bfloat16) / bound
-        interleaved = self.scheme in ("int4 interleaved", *LIMBS)
+        interleaved = self.scheme == "int4 interleaved"
         return ScaledWeight(values.astype(jnp.int4), scales, None, interleaved)
 
     def draw_rows(self, key: jax.Array) -> jax.Array | QuantisedRows:
@@ -109,9 +101,6 @@ class ProductCase:
         """The kernel's result: partials, or the activated product of two matrices."""
         if self.scheme == "bf16":
             result = gate_up_gemm(h, weight) if self.shape[0] == 2 else split_k_gemm(h, weight)
-        elif self.scheme in LIMBS:
-            multiply = gated_products if self.shape[0] == 2 else split_k_products
-            [result] = multiply(LimbRow(StoredRow(h), weight.bits), weight, self.config)
         elif self.shape[0] == 2:
             result = quantised_gate_up_gemm(h, weight, config=self.config)
         else:
@@ -136,10 +125,6 @@ class ProductCase:
             return
         weight = jax.eval_shape(self.draw_weight, jax.random.key(0))
         h = jax.eval_shape(self.draw_rows, jax.random.key(0))
-        if self.scheme in LIMBS:
-            h = LimbRow(StoredRow(h), weight.bits)
-        elif self.rows == 1 and not weight.is_fp8:
-            h = limbs_of(StoredRow(h), weight) or h  # as the kernel multiplies it
         for config in itertools.islice(gemm_configs(h, weight), count):
             yield dataclasses.replace(self, config=config)
 
@@ -154,7 +139,7 @@ def product_cases() -> list[ProductCase]:
         ProductCase(layer, shape, scheme, rows)
         for layer, shape in LAYERS.items()
         for scheme in SCHEMES
-        for rows in (ROWS[:1] if scheme in LIMBS else ROWS)
+        for rows in ROWS
     ]
 
 
@@ -162,7 +147,7 @@ def small_product_cases() -> list[ProductCase]:
     """Two small layers, for a CPU."""
     layers = {"small": (1, 256, 384), "small gate-up": (2, 128, 256)}
     return [
-        ProductCase(layer, shape, scheme, 1 if scheme in LIMBS else 8)
+        ProductCase(layer, shape, scheme, rows=8)
         for layer, shape in layers.items()
         for scheme in SCHEMES
     ]

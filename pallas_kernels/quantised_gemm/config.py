@@ -27,7 +27,6 @@ _L2_RATE = 6.0e6  # into shared memory, all SMs
 _SM_RATE = 46e3  # into shared memory, one SM
 _UPCAST_RATE = 20e3  # int4 weights that one SM converts
 _INTERLEAVED_UPCAST_RATE = 30e3
-_SIXTEENFOLD_RATE = 60e3  # as int8; by counts of instructions
 _TENSOR_RATE = 3.0e6  # 16-bit products of one SM per microsecond; twice as many in fp8
 _ENOUGH_SMS = 0.9  # that part of the SMs reads at the memory's rate
 _ROW_US = 2.0  # to compute the row
@@ -48,7 +47,6 @@ class GemmShape:
         resident_row: whether a CTA computes its one row first and keeps it (``gemv_row``).
         shares_sm: whether what computes it leaves registers for a second CTA of an SM.
         row_read_bytes: bytes that a CTA reads to compute its row.
-        limbs: whether the row is multiplied as integers (``limb_row``).
     """
 
     rows: int
@@ -62,7 +60,6 @@ class GemmShape:
     resident_row: bool = False
     shares_sm: bool = True
     row_read_bytes: int = 0
-    limbs: bool = False
 
     @property
     def sums_in_place(self) -> bool:
@@ -144,8 +141,7 @@ def _takes_turns(shape: GemmShape, consumers: int) -> bool:
     With two matrices, each warpgroup converts enough between two waits.
     """
     few = shape.rows <= _ONE_COLUMN_BLOCK and shape.matrices == 1
-    converts = shape.row_bits == 16 or shape.limbs
-    return few and converts and 2 * consumers <= _MAX_CONSUMERS
+    return few and shape.row_bits == 16 and 2 * consumers <= _MAX_CONSUMERS
 
 
 def _most_ctas_per_sm(shape: GemmShape, consumers: int) -> int:
@@ -159,7 +155,7 @@ def _registers(shape: GemmShape) -> int:
     sums = shape.rows // 2  # of one matrix
     if shape.sums_in_place:
         return shape.matrices * sums + 80
-    if shape.row_bits == 8 and not shape.limbs:
+    if shape.row_bits == 8:
         at_once = shape.matrices if shape.rows <= FEW_ROWS else 1
         return (shape.matrices + at_once) * sums + 32
     return (shape.matrices + 1) * sums + 32 * shape.matrices + 40
@@ -172,8 +168,7 @@ def _stage_bytes(shape: GemmShape, consumers: int, block_k: int) -> int:
 
 def _row_bytes(shape: GemmShape, columns: int) -> int:
     """Bytes of the resident row in shared memory; 0 if there is none."""
-    staged = 2 * columns if shape.limbs else 0
-    return staged + shape.rows * shape.row_bits * columns // 8 if shape.resident_row else 0
+    return shape.rows * shape.row_bits * columns // 8 if shape.resident_row else 0
 
 
 def _estimate_us(shape: GemmShape, config: GemmConfig) -> float:
@@ -199,7 +194,6 @@ def _estimate_us(shape: GemmShape, config: GemmConfig) -> float:
     if shape.bits == 4:
         upcast = shape.matrices * config.consumers * WGMMA_M * depth // 2
         rate = _INTERLEAVED_UPCAST_RATE if shape.interleaved else _UPCAST_RATE
-        rate = _SIXTEENFOLD_RATE if shape.limbs else rate
         streamed = max(streamed, ctas_of_an_sm * upcast / (busy * rate))
     start = _START_US + (_ROW_US if shape.resident_row else 0)
     streamed += start * (-(-ctas_of_an_sm // resident) - 1)

@@ -1,9 +1,9 @@
 """Quantised GEMM on Hopper: split-K partials, or SwiGLU of two products.
 
 The weights are the left operand of wgmma (swap-AB) and are streamed once (``stream``). fp8 weights
-multiply fp8 rows; int4 and int8 weights become 16-bit in registers, or multiply the limbs of a row
-(``limbs_of``). There is no reduction kernel: the consumer reduces the partials. Bytes moved besides
-weights and rows: 4 * S * T * X of partials, or 2 * T * X of results.
+multiply fp8 rows; int4 and int8 weights become 16-bit in registers. There is no reduction kernel:
+the consumer reduces the partials. Bytes moved besides weights and rows: 4 * S * T * X of partials,
+or 2 * T * X of results.
 """
 
 import jax
@@ -11,15 +11,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.gemv_row import MAX_ROW_COLUMNS, NormedRow, RowSource, StoredRow
+from rjax.pallas_kernels.gemv_row import RowSource, StoredRow
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm import limb_row, quantise_rows, quantised_rows
+from rjax.pallas_kernels.quantised_gemm import quantise_rows, quantised_rows
 from rjax.pallas_kernels.quantised_gemm.config import (
     WGMMA_M,
     GemmConfig,
     configs,
 )
-from rjax.pallas_kernels.quantised_gemm.limb_row import LimbRow
 from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
@@ -165,11 +164,8 @@ def _prepared(
         why = f"quantised rows with weights of {weight.values.dtype}"
     if why is not None:
         raise ValueError(why)
-    if isinstance(h, QuantisedRows):
+    if isinstance(h, QuantisedRows) or not weight.is_fp8:
         return h
-    if not weight.is_fp8:
-        limbs = limbs_of(StoredRow(h), weight) if T == 1 else None
-        return h if limbs is None else limbs
     # Checkpoints with block scales expect a scale for each group of activations.
     grouped = weight.scale.ndim == 3 and weight.block[1] == GROUP
     if grouped or quantise_rows.refusal(E, h.dtype) is not None:
@@ -177,17 +173,6 @@ def _prepared(
     if T == 1:
         return QuantisedRow(StoredRow(h))
     return quantise_rows.quantise_rows(h)
-
-
-def limbs_of(row: NormedRow | StoredRow, weight: ScaledWeight) -> LimbRow | None:
-    """The row in limbs where they are faster, else None.
-
-    Weights of one matrix are split over the depth: a CTA converts too few to gain what limbs take.
-    """
-    W, _, E = weight.values.shape
-    if W == 1 or E > MAX_ROW_COLUMNS or limb_row.refusal(weight) is not None:
-        return None
-    return LimbRow(row, weight.bits, weight.zero_points is not None)
 
 
 def gemm_configs(

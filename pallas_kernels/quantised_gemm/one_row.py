@@ -114,4 +114,4 @@ def _normed(
     weight: ScaledWeight,
 ) -> RowSource:
     row = NormedRow(x, update, norm_weight, eps)
-    return QuantisedRow(row) if weight.is_fp8 else mosaic.limbs_of(row, weight) or row
+    return QuantisedRow(row) if weight.is_fp8 else row

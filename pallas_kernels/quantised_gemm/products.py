@@ -21,7 +21,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from rjax.pallas_kernels.quantised_gemm import upcast
 from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
-from rjax.pallas_kernels.quantised_gemm.limb_row import unit_of
 from rjax.pallas_kernels.quantised_gemm.scales import Scales, StageScales
 
 _SCALED_STEP = 64  # inputs that are converted while as many are multiplied
@@ -91,52 +90,6 @@ def multiply_upcast(
         found, left = pl.run_scoped(product, _ACC(scales.shape, jnp.float32))
         totals[which] = totals[which] + scales.apply(found, now.factors[job], None)
     return tuple(totals)
-
-
-def multiply_limbs(totals, w_tiles, x_tile, scales: Scales, now: StageScales):
-    """The same for int8, or interleaved int4, and the limbs of a row, int8 [8, block_k].
-
-    The sums of a step are exact. Those of limbs are separate columns (`limb_row`).
-    """
-    block_k, converts = w_tiles[0].shape[1], w_tiles[0].dtype == jnp.int4
-    step = scales.step(block_k)
-    jobs = [(at, which) for at in range(0, block_k, step) for which in range(len(totals))]
-
-    def converted(job: int):
-        if not converts or job == len(jobs):
-            return None
-        at, which = jobs[job]
-        return upcast.load_sixteenfold(w_tiles[which], at, step)
-
-    totals, left = list(totals), converted(0)
-    for job, (at, which) in enumerate(jobs):
-
-        def product(acc, left=left, at=at, which=which, following=job + 1):
-            columns = pl.ds(at, step)
-            left = left if converts else w_tiles[which].at[:, columns]
-            plgpu.wgmma(acc, left, x_tile.at[:, columns].transpose((1, 0)))
-            after = converted(following)
-            return acc[...], after
-
-        found, left = pl.run_scoped(product, _ACC(scales.shape, jnp.int32))
-        found = found.astype(jnp.float32)
-        zero = now.zero_points[job]
-        if zero is not None:
-            zero = zero.astype(jnp.float32) * unit_of(4 if converts else 8)
-            sums = now.row_sums[job // len(totals)]
-            zero, sums = (
-                lax.broadcast_in_dim(each, found.shape, [axis])
-                for axis, each in enumerate((zero, sums))
-            )
-            found = found - zero * sums
-        totals[which] = totals[which] + scales.apply(found, now.factors[job], None)
-    return tuple(totals)
-
-
-def sum_of_limbs(total):
-    """float32 [64, 8] with the sum of its columns in every column."""
-    total = lax.broadcast_in_dim(jnp.sum(total, axis=1), total.shape, [0])
-    return plgpu.layout_cast(total, plgpu.Layout.WGMMA)
 
 
 def multiply_scaled(

@@ -48,14 +48,11 @@ class StageScales:
             constant.
         zero_points: zero points in the order of ``factors``; None without.
         rows: float32 [R], or None where constant.
-        row_sums: float32 [R] for each ``PROMOTION`` inputs, the sums of the rows there; None
-            without.
     """
 
     factors: list[Any]
     zero_points: list[Any]
     rows: Any = None
-    row_sums: list[Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,17 +130,6 @@ class Scales:
             return StageScales(*loaded)
         rows = self.group_rows.at[stage, pl.ds(0, self.shape[1])]
         return StageScales(*loaded, plgpu.load(rows, layout=_PER_ROW, optimized=False))
-
-    def sums_of_stage(self, sums, first, block_k: int) -> list[Any]:
-        """``StageScales.row_sums``.
-
-        sums: ``SmemRow.sums``; first: int32, first input of the stage in the slice.
-        """
-        group = lax.div(first, jnp.int32(PROMOTION))
-        return [
-            plgpu.load(sums.at[group + i], layout=_PER_ROW, optimized=False)
-            for i in range(block_k // PROMOTION)
-        ]
 
     def apply(self, products, factor, rows):
         """float32 products [64, R] times the weight's factor and the rows'; each may be None."""

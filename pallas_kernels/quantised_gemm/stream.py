@@ -13,7 +13,6 @@ epilogue.
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAbstractUsage=false
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -41,15 +40,13 @@ from rjax.pallas_kernels.quantised_gemm.config import (
 )
 from rjax.pallas_kernels.quantised_gemm.products import (
     multiply_fp8,
-    multiply_limbs,
     multiply_scaled,
     multiply_upcast,
-    sum_of_limbs,
     zeros,
 )
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows, padded_rows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
-from rjax.pallas_kernels.quantised_gemm.scales import PROMOTION, Scales
+from rjax.pallas_kernels.quantised_gemm.scales import Scales
 from rjax.pallas_kernels.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
@@ -84,8 +81,8 @@ def stream_gemm(
     block_k, tile_x, warpgroups = config.block_k, consumers * WGMMA_M, consumers * groups
     # A warpgroup counts phases of the barriers that it waits for: each needs stages of its own.
     assert stages % groups == 0
-    multiply = multiply_limbs if shape.limbs else multiply_fp8
-    if not weight.is_fp8 and not shape.limbs:
+    multiply = multiply_fp8
+    if not weight.is_fp8:
         multiply = multiply_scaled if shape.sums_in_place else multiply_upcast
         multiply = functools.partial(multiply, interleaved=weight.interleaved)
     inputs = [rows] if source is None else list(source.operands)
@@ -111,8 +108,6 @@ def stream_gemm(
         filled: Any = None,
         scratch: Any = None,
         row_scale: Any = None,
-        staged: Any = None,
-        row_sums: Any = None,
         sums_smem: Any = None,
         summed: Any = None,
     ):
@@ -120,9 +115,8 @@ def stream_gemm(
         there are any, scale of the rows if they are quantised, out, other results. SMEM: x_smem
         [stages, R, block_k] or the row [R, columns], w_smem [stages, W, 64 * consumers, block_k],
         scale_smem [stages, at least R] of grouped rows, scratch [4], row_scale [1, R] of a
-        quantised row source, its staged and row_sums (`SmemRow`), sums_smem
-        [groups - 1, consumers, W, 64, R]. Barriers, one per stage: full, empty; filled: the row is
-        there; summed: all sums but those of the first group."""
+        quantised row source, sums_smem [groups - 1, consumers, W, 64, R]. Barriers, one per stage:
+        full, empty; filled: the row is there; summed: all sums but those of the first group."""
         begin_kernel(weight.is_early)
         given, [w, scale, *refs] = refs[: len(inputs)], refs[len(inputs) :]
         out_ref, *results = refs[len(refs) - 1 - len(others) :]
@@ -208,7 +202,7 @@ def stream_gemm(
                 plgpu.griddepcontrol_wait()
             if source is not None:
                 columns = (start * block_k, count * block_k, most_columns, E)
-                smem_row = SmemRow(x_smem, row_transforms, *columns, row_scale, staged, row_sums)
+                smem_row = SmemRow(x_smem, row_transforms, *columns, row_scale)
                 is_first = (first == 0) & (split == 0)
 
                 fill = source.fill
@@ -236,9 +230,6 @@ def stream_gemm(
                 plgpu.barrier_wait(full.at[stage])
                 tiles = [w_smem.at[stage, which, mine] for which in range(W)]
                 now = scales.of_stage(loaded, stage)
-                if row_sums is not None:
-                    of_stage = scales.sums_of_stage(row_sums, i * block_k, block_k)
-                    now = dataclasses.replace(now, row_sums=of_stage)
                 totals = multiply(totals, tiles, x_tile_of(i, stage), scales, now)
                 plgpu.barrier_arrive(empty.at[stage])
                 return totals, ahead
@@ -259,8 +250,6 @@ def stream_gemm(
 
             def finish(totals):
                 totals = scales.apply_last(totals, last_scales)
-                if shape.limbs:
-                    totals = tuple(map(sum_of_limbs, totals))
                 epilogue(out_ref, totals, split, output, row)
 
             if groups == 1:
@@ -305,10 +294,6 @@ def stream_gemm(
         scratch["scratch"] = plgpu.SMEM((4,), jnp.float32)
         if row_dtype != source.dtype:
             scratch["row_scale"] = plgpu.SMEM((1, R), jnp.float32)
-        if source.is_staged:
-            scratch["staged"] = plgpu.SMEM((most_columns,), source.dtype)
-        if source.has_sums:
-            scratch["row_sums"] = plgpu.SMEM((most_columns // PROMOTION, R), jnp.float32)
     return plgpu.kernel(
         kernel,
         out_type=(out, *others),
@@ -359,7 +344,6 @@ def gemm_shape(
         resident_row=isinstance(h, RowSource),
         shares_sm=not isinstance(h, RowSource) or h.shares_sm,
         row_read_bytes=h.read_bytes if isinstance(h, RowSource) else 0,
-        limbs=_row_dtype(h) == jnp.int8,
     )
 
 

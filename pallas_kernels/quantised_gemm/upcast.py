@@ -30,7 +30,6 @@ _WGMMA = plgpu.Layout.WGMMA
 PER_OUTPUT = _WGMMA.reduce(1)
 _E4M3_TO_BF16 = 0x7B807B80  # two of 2 ** 120, the difference of the exponents' biases
 _E2M1_TO_BF16 = 126  # the same difference as an exponent, for mxfp4
-_UPPER_HALVES = -0x0F0F0F10  # 0xF0F0F0F0: of each byte
 _BIAS = 136  # of an int4 in the mantissa of a bfloat16 with the exponent of 128, sign bit flipped
 _BIAS_PAIR = 0x43084308  # two of it
 
@@ -121,37 +120,6 @@ def load_fp8(tile, first: int, columns: int):
             return _widened_e4m3(_word(words[block, half]), which)
 
         return _pairs_to_operand(columns, PAIRS_OF_BYTES, pair)
-
-    return upcast(value)
-
-
-def load_sixteenfold(tile, first: int, columns: int):
-    """Columns ``first`` to ``first + columns`` of a tile, times 16, in int8 and WGMMA_8BIT layout.
-
-    tile: interleaved int4 [64, X] SMEM, tiled and swizzled. In each 32 columns, the lower halves of
-    all bytes come before the upper halves; `limb_row` has the row in the same order.
-    """
-    value = plgpu.load(tile, layout=plgpu.Layout.WGMMA_UPCAST_4X)[:, first : first + columns]
-    layout = plgpu.Layout.WGMMA_8BIT
-
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.Layout.WGMMA_UPCAST_4X,),
-        return_type=plgpu.ShapeDtypeStruct((64, columns), jnp.int8, layout=layout),
-    )
-    def upcast(_, packed):
-        i32 = ir.IntegerType.get_signless(32)
-        four_bytes = ir.VectorType.get((4,), ir.IntegerType.get_signless(8))
-        words = packed.registers.reshape(columns // INTERLEAVED, 2)  # upper and lower 8 rows
-        registers = np.empty((columns // INTERLEAVED, 2, 2), object)
-        for block, half in np.ndindex(words.shape):
-            word = _word(words[block, half])
-            for upper, nibbles in enumerate((arith.shli(word, mgpu.c(4, i32)), word)):
-                value = arith.andi(nibbles, mgpu.c(_UPPER_HALVES, i32))
-                registers[block, upper, half] = mgpu.utils.bitcast(value, four_bytes)
-        shape = layout.to_mgpu().registers_shape((64, columns))
-        return mgpu.FragmentedArray(
-            _registers=registers.reshape(shape), _layout=layout.to_mgpu(), _is_signed=True
-        )
 
     return upcast(value)
 

@@ -37,17 +37,6 @@ def load_interleaved(tile, first, columns, zero_point, dtype):
     return value if zero_point is None else value - zero_point[:, None]
 
 
-def load_sixteenfold(tile, first, columns):
-    """As the kernel's function of this name."""
-    return 16 * lower_halves_first(tile[...])[:, first : first + columns].astype(np.int8)
-
-
-def lower_halves_first(values):
-    """Interleaved int4 [..., E]: of each 32, the lower halves of their bytes, then the upper."""
-    halves = values.reshape(*values.shape[:-1], -1, 16, 2)
-    return halves.swapaxes(-1, -2).reshape(values.shape)
-
-
 @contextlib.contextmanager
 def interpreting(monkeypatch: Any):
     """Mosaic kernels that are traced inside run on the CPU."""

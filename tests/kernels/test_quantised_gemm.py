@@ -103,7 +103,6 @@ def test_arithmetic(kind, case, monkeypatch):
     layer, T = case
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
-    monkeypatch.setattr(mosaic, "limbs_of", lambda row, weight: None)  # see test_limb_row
     weight = weight_of(kind, *layer)
     h = quantised_if_fp8(rows_of(T, layer[2]), weight)
     with interpreting(monkeypatch):

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from quantised_weights import error, weight_of, weight_spec
 
 from rjax.pallas_kernels.add_rms_norm import xla as norm
-from rjax.pallas_kernels.gemv_row import NormedRow, StoredRow
+from rjax.pallas_kernels.gemv_row import MergedRow, NormedRow, StoredRow
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import (
     mosaic,
@@ -32,7 +32,7 @@ MODELS = [
     (896, 4864, 14, 64, 1152),
     (1280, 3456, 16, 80, 1920),
 ]
-KINDS = ("fp8", "int8", "int4 zeros", "int4 interleaved")
+KINDS = ("fp8", "int8", "int4 zeros", "int4 interleaved", "int4 interleaved zeros")
 EPS = 1e-5
 
 
@@ -40,11 +40,23 @@ def spec(*shape, dtype=jnp.bfloat16) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def wanted(row, weight):
-    """float32 [X], in plain arithmetic."""
+def multiplied(row, weight, config=None) -> tuple[jax.Array, ...]:
+    """The products and the further results."""
+    multiply = mosaic.split_k_products if len(weight.values) == 1 else mosaic.gated_products
+    return multiply(row, weight, config)
+
+
+def wanted(row, weight) -> np.ndarray:
+    """float64 [X], in plain arithmetic."""
     matrices = np.asarray(weight.dequantise(), np.float64)
     sums = matrices @ np.asarray(row, np.float64)
     return sums[0] if len(sums) == 1 else sums[0] / (1 + np.exp(-sums[0])) * sums[1]
+
+
+def summed(products) -> np.ndarray:
+    """The only row of split-K partials or of a gated product."""
+    products = np.asarray(products, np.float64)
+    return products.sum(0)[0] if products.ndim == 3 else products[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,7 +100,11 @@ class PlainRow(StoredRow):
     ("kind", "shape", "config"),
     [
         ("int4", (1, 128, 1024), None),
+        ("int4 interleaved", (1, 128, 1024), None),
+        ("int4 interleaved zeros", (2, 64, 512), None),
         ("int8", (2, 64, 640), None),
+        ("int4 interleaved zeros", (1, 128, 1280), GemmConfig(1, 256, 2, 2)),
+        ("int8", (1, 64, 640), GemmConfig(1, 128, 5, 3)),
         ("int4", (1, 128, 1280), GemmConfig(2, 256, 1, 2, stage_groups=2)),
         ("int8", (1, 64, 640), GemmConfig(1, 128, 2, 3, stage_groups=3)),
     ],
@@ -97,12 +113,38 @@ def test_arithmetic(kind, shape, config, monkeypatch):
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     weight, h = weight_of(kind, *shape), normal(1, shape[2])
-    multiply = mosaic.split_k_products if shape[0] == 1 else mosaic.gated_products
     with interpreting(monkeypatch):
-        [found] = multiply(PlainRow(h), weight, config)
-    found = np.asarray(found, np.float32)
-    found = found.sum(0)[0] if shape[0] == 1 else found[0]
-    assert error(found, wanted(h[0], weight)) < (1e-5 if shape[0] == 1 else 4e-3)
+        [found] = multiplied(PlainRow(h), weight, config)
+    assert error(summed(found), wanted(h[0], weight)) < (1e-5 if shape[0] == 1 else 4e-3)
+
+
+@pytest.mark.parametrize("largest", [1e-30, 0.4, 1.0, 127.0, 3e4])
+def test_arithmetic_of_rows_of_any_size(largest, monkeypatch):
+    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
+    weight = weight_of("int4 interleaved", 1, 64, 512)
+    h = normal(1, 512, dtype=jnp.float32)
+    h = (h * largest / jnp.abs(h).max()).astype(jnp.bfloat16)
+    with interpreting(monkeypatch):
+        [found] = multiplied(PlainRow(h), weight)
+    assert error(summed(found), wanted(h[0], weight)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("int4 interleaved", (2, 14336, 4096)),
+        ("int8", (2, 14336, 4096)),
+        ("int4 interleaved", (1, 4096, 14336)),
+        ("int4 interleaved", (2, 28672, 8192)),  # no CTA holds such a row
+        ("int4", (2, 14336, 4096)),
+    ],
+)
+def test_stored_rows_lower(kind, shape):
+    gemm = mosaic.quantised_gate_up_gemm if shape[0] == 2 else mosaic.quantised_gemm
+    traced = jax.jit(gemm).trace(spec(1, shape[2]), weight_spec(kind, *shape))
+    traced.lower(lowering_platforms=("cuda",))
+    assert jax.tree.leaves(traced.out_info)[0].shape[-2:] == (1, shape[1])
 
 
 @pytest.mark.parametrize(
@@ -187,3 +229,42 @@ def test_a_row_that_is_merged(model, entries, kind):
     else:
         limit = 0.04 if kind == "fp8" else 3e-3  # the row is rounded
         assert error(found, wanted(merged_row(given), weight)) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("kind", ["int8", "int4 interleaved", "int4 interleaved zeros"])
+@pytest.mark.parametrize("model", MODELS)
+def test_rows_of_every_source(model, kind):
+    D, F, N, H, E = model
+    x, update, norm_weight = normal(1, D), normal(1, D, seed=1), normal(D, seed=2)
+    total, normed = norm.add_rms_norm(x, update, norm_weight, EPS)
+    hidden = normal(1, F, seed=4) * jnp.where(jnp.arange(F) % 97 == 0, 300, 1).astype(jnp.bfloat16)
+    attention = unmerged_row(N, H, 7)
+    for source, row, shape in (
+        (NormedRow(x, update, norm_weight, EPS), normed[0], (1, E, D)),
+        (NormedRow(x, update, norm_weight, EPS), normed[0], (2, F, D)),
+        (hidden, hidden[0], (1, D, F)),
+        (MergedRow(attention), merged_row(attention), (1, D, N * H)),
+    ):
+        weight = weight_of(kind, *shape)
+        for config in mosaic.gemm_configs(source, weight)[:4]:
+            first, again = (multiplied(source, weight, config) for _ in range(2))
+            for a, b in zip(first, again, strict=True):
+                np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+            for more in first[1:]:
+                np.testing.assert_array_equal(np.asarray(more), np.asarray(total))
+            # Norms and merges round a few numbers to their neighbours.
+            exact = isinstance(source, jax.Array)
+            limit = 5e-3 if shape[0] == 2 else 1e-5 if exact else 3e-3
+            assert error(summed(first[0]), wanted(row, weight)) < limit, config
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_not_finite_stays_so(wrong):
+    weight = weight_of("int4 interleaved", 1, 256, 512)
+    row = normal(1, 512).at[0, 300].set(wrong)
+    partial = mosaic.quantised_gemm(row, weight)
+    assert not np.isfinite(summed(partial.summands)).any()
