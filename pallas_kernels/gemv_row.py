@@ -43,8 +43,6 @@ SWIZZLE_ATOM_ROWS = 8
 DEPTH_MULTIPLE = 128  # the depth of one row is a multiple of it
 _ATOM_BYTES = 128  # of a row in a swizzle atom
 _CHUNK = 64  # columns of a slice are a multiple of it
-# With more, ptxas takes more than 128 registers for a norm that is converted.
-_FEW_SUMMANDS, _FEW_COLUMNS = 2, 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -295,41 +293,6 @@ class NormedRow(RowSource):
         y = residual.astype(jnp.float32)
         mean = reduce_warpgroup("add", y * y, layout, scratch) * (1.0 / D)
         return (y * lax.rsqrt(mean + self.eps) * scale).astype(dtype), jnp.int32(0), layout
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConvertedRow(RowSource):
-    """A row that is converted after its source has computed it.
-
-    Attributes:
-        source: the row before the conversion.
-    """
-
-    source: NormedRow | StoredRow | MergedRow
-
-    @property
-    def operands(self) -> tuple[Array, ...]:
-        return self.source.operands
-
-    @property
-    def row(self) -> jax.ShapeDtypeStruct:
-        return self.source.row
-
-    @property
-    def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return self.source.results
-
-    @property
-    def read_bytes(self) -> int:
-        return self.source.read_bytes
-
-    @property
-    def shares_sm(self) -> bool:
-        if not isinstance(self.source, NormedRow):
-            return True
-        update = self.source.update
-        summands = len(update.summands) if isinstance(update, Partial) else 1
-        return summands <= _FEW_SUMMANDS and self.shape[1] <= _FEW_COLUMNS
 
 
 def reduce_warpgroup(kind: str, values, layout, scratch):

@@ -10,15 +10,17 @@ the bits.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import memref
+from jaxtyping import Array
 
 from rjax.pallas_kernels.gemv_row import (
-    ConvertedRow,
     NormedRow,
+    RowSource,
     SmemRow,
     StoredRow,
     read_chunk,
@@ -26,16 +28,50 @@ from rjax.pallas_kernels.gemv_row import (
     strided,
 )
 from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS
+from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import LARGEST, MIN_ABS_MAX
+
+# With more, ptxas takes more than 128 registers for a norm that is quantised.
+_FEW_SUMMANDS, _FEW_COLUMNS = 2, 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class QuantisedRow(ConvertedRow):
-    """A row in float8_e4m3fn with one scale; its source is a norm or in device memory."""
+class QuantisedRow(RowSource):
+    """A row in float8_e4m3fn with one scale.
+
+    Attributes:
+        source: the row before quantisation.
+    """
+
+    source: NormedRow | StoredRow
+
+    @property
+    def operands(self) -> tuple[Array, ...]:
+        return self.source.operands
+
+    @property
+    def row(self) -> jax.ShapeDtypeStruct:
+        return self.source.row
 
     @property
     def smem_dtype(self) -> jnp.dtype:
         return jnp.dtype(jnp.float8_e4m3fn)
+
+    @property
+    def shares_sm(self) -> bool:
+        if not isinstance(self.source, NormedRow):
+            return True
+        update = self.source.update
+        summands = len(update.summands) if isinstance(update, Partial) else 1
+        return summands <= _FEW_SUMMANDS and self.shape[1] <= _FEW_COLUMNS
+
+    @property
+    def read_bytes(self) -> int:
+        return self.source.read_bytes
+
+    @property
+    def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return self.source.results
 
     def fill(self, refs, results, smem_row: SmemRow, scratch, is_first) -> None:
         if isinstance(self.source, NormedRow):
@@ -45,7 +81,6 @@ class QuantisedRow(ConvertedRow):
             factor = _factor(largest, smem_row)
             smem_row.store((value * factor).astype(self.smem_dtype), first, layout)
             return
-        assert isinstance(self.source, StoredRow)
         h = refs[0].at[0]
         factor = _factor(_largest(h, smem_row.depth, scratch), smem_row)
         step, firsts = smem_row.chunks()
