@@ -17,7 +17,7 @@ from rjax.pallas_kernels.quantised_gemm.mosaic import (
     quantised_gate_up_gemm,
     quantised_gemm,
 )
-from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows, quantise_rows
+from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows, quantise_rows_xla
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 
@@ -94,7 +94,7 @@ class ProductCase:
         """Random rows, quantised before if the weight is fp8."""
         h = jax.random.normal(key, (self.rows, self.shape[2]), jnp.bfloat16)
         if self.scheme.startswith("fp8"):
-            return quantise_rows(h, grouped="blocks" in self.scheme)
+            return quantise_rows_xla(h, grouped="blocks" in self.scheme)
         return h
 
     def mosaic(self, h: Any, weight: Any) -> jax.Array:

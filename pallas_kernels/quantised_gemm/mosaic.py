@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.gemv_row import RowSource, StoredRow
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm import quantise_rows, quantised_rows
+from rjax.pallas_kernels.quantised_gemm import quantised_rows
 from rjax.pallas_kernels.quantised_gemm.config import (
     WGMMA_M,
     GemmConfig,
@@ -168,11 +168,11 @@ def _prepared(
         return h
     # Checkpoints with block scales expect a scale for each group of activations.
     grouped = weight.scale.ndim == 3 and weight.block[1] == GROUP
-    if grouped or quantise_rows.refusal(E, h.dtype) is not None:
-        return quantised_rows.quantise_rows(h, grouped=grouped)
+    if grouped or quantised_rows.refusal(E, h.dtype) is not None:
+        return quantised_rows.quantise_rows_xla(h, grouped=grouped)
     if T == 1:
         return QuantisedRow(StoredRow(h))
-    return quantise_rows.quantise_rows(h)
+    return quantised_rows.quantise_rows(h)
 
 
 def gemm_configs(

@@ -1,12 +1,25 @@
-"""Activations in float8_e4m3fn with a scale for each token, or for each token and group."""
+"""Activations in float8_e4m3fn with a scale for each token, or for each token and group.
+
+The kernels quantise rows, or the RMSNorm of rows, in one launch on Hopper (Mosaic GPU), with a
+scale for each token. One CTA handles one row: it reads the row once, keeps it in registers, reduces
+its largest absolute value over the threads, and writes values and scale. Bytes moved: 3 * E a row
+and its scale; with the norm those of ``add_rms_norm``, but E for the normed row.
+"""
 
 import dataclasses
-from typing import no_type_check
+from collections.abc import Callable
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+from rjax.pallas_kernels.add_rms_norm import mosaic
+from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided, widest_vector
+from rjax.pallas_kernels.partial import Partial
 
 GROUP = 128
 """Inputs that share a scale in grouped activations."""
@@ -14,6 +27,7 @@ ROW_MULTIPLE = 8
 LARGEST = float(jnp.finfo(jnp.float8_e4m3fn).max)
 MIN_ABS_MAX = 2.0**-60
 """Lower bound of a row's largest value, so that rows of zeros do not divide by zero."""
+_MAX_COLUMNS = 16384  # 128 elements per thread
 
 
 @no_type_check  # JAX also builds it with other leaves than arrays
@@ -53,7 +67,7 @@ def padded_rows(rows: int) -> int:
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def quantise_rows(h: Float[Array, "T E"], *, grouped: bool = False) -> QuantisedRows:
+def quantise_rows_xla(h: Float[Array, "T E"], *, grouped: bool = False) -> QuantisedRows:
     """Quantise rows in plain JAX: the largest value of a row or of a group of it becomes 448.
 
     ``grouped`` says whether each group of 128 inputs of a row has a scale of its own.
@@ -65,3 +79,102 @@ def quantise_rows(h: Float[Array, "T E"], *, grouped: bool = False) -> Quantised
     values = jnp.clip(blocks * (LARGEST / largest)[..., None], -LARGEST, LARGEST)
     scale = jnp.pad((largest / LARGEST).T, ((0, 0), (0, padded_rows(T) - T)))
     return QuantisedRows(values.astype(jnp.float8_e4m3fn).reshape(T, E), scale, h.dtype)
+
+
+def refusal(E: int, dtype: DTypeLike) -> str | None:
+    """Why the kernel cannot take rows of E elements of ``dtype``, or None."""
+    if jnp.dtype(dtype).itemsize != 2:
+        return f"rows of {jnp.dtype(dtype)}; the mosaic backend needs a 16-bit dtype"
+    if E % THREADS or E > _MAX_COLUMNS:
+        return (
+            f"rows of {E} elements; the mosaic backend takes multiples of {THREADS} up to "
+            f"{_MAX_COLUMNS}"
+        )
+    return None
+
+
+def quantise_rows(h: Float[Array, "T E"]) -> QuantisedRows:
+    """The rows with a scale for each token; the largest value of a row becomes 448.
+
+    Raises:
+        ValueError: a shape or dtype the kernel does not take.
+    """
+    T, E = h.shape
+    why = refusal(E, h.dtype)
+    if why is not None:
+        raise ValueError(why)
+    strided = plgpu.Layout.WG_STRIDED((E,), vec_size=widest_vector(E))
+
+    def quantise_rows_kernel(h_ref, values_ref, scale_ref):
+        """GMEM: h [T, E], values [T, E], scale [1, R]."""
+        begin_kernel()
+        row = lax.axis_index("row")
+        value = plgpu.load(h_ref.at[row], layout=strided)
+        _store_quantised(values_ref, scale_ref, row, value, strided)
+
+    values, scale = _launch(quantise_rows_kernel, T, _out_type(T, E), h)
+    return QuantisedRows(values, scale, h.dtype)
+
+
+def add_rms_norm_quantise(
+    x: Float[Array, "T D"],
+    update: Float[Array, "T D"] | Partial,
+    weight: Float[Array, " D"],
+    eps: float,
+) -> tuple[Float[Array, "T D"], QuantisedRows]:
+    """(x + update, its RMSNorm quantised): ``quantise_rows`` after ``add_rms_norm``.
+
+    Raises:
+        ValueError: a shape or dtype the kernel does not take.
+    """
+    T, D = x.shape
+    pending_bias = isinstance(update, Partial) and update.bias is not None
+    why = refusal(D, x.dtype) or mosaic.refusal(D, x.dtype, pending_bias)
+    if why is not None:
+        raise ValueError(why)
+    addend = update.summands if isinstance(update, Partial) else update
+    strided = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
+
+    def add_rms_norm_quantise_kernel(
+        x_ref, update_ref, weight_ref, residual_ref, values_ref, scale_ref
+    ):
+        """GMEM: those of ``normed_row``; residual [T, D], values [T, D], scale [1, R]."""
+        begin_kernel()
+        row = lax.axis_index("row")
+        inputs = (x_ref, update_ref, weight_ref)
+        residual, normed = mosaic.normed_row(*inputs, row, eps, x.dtype, strided)
+        store_strided(residual_ref.at[row], residual, strided)
+        _store_quantised(values_ref, scale_ref, row, normed, strided)
+
+    out_type = (jax.ShapeDtypeStruct((T, D), x.dtype), *_out_type(T, D))
+    launched = _launch(add_rms_norm_quantise_kernel, T, out_type, x, addend, weight)
+    residual, values, scale = launched
+    return residual, QuantisedRows(values, scale, x.dtype)
+
+
+def _store_quantised(values_ref, scale_ref, row, value, layout) -> None:
+    """Store one row, 16-bit [E] in ``layout``, to values [T, E] and scale [1, R]."""
+    value = value.astype(jnp.float32)
+    largest = jnp.maximum(jnp.max(jnp.abs(value)), MIN_ABS_MAX)
+    values = (value * (LARGEST / largest)).astype(jnp.float8_e4m3fn)
+    store_strided(values_ref.at[row], values, layout)
+    scale_ref[0, row] = largest * (1 / LARGEST)
+
+
+def _out_type(T: int, E: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    return (
+        jax.ShapeDtypeStruct((T, E), jnp.float8_e4m3fn),
+        jax.ShapeDtypeStruct((1, padded_rows(T)), jnp.float32),
+    )
+
+
+def _launch(kernel: Callable[..., None], T: int, out_type: Any, *operands: Array) -> Any:
+    return plgpu.kernel(
+        kernel,
+        out_type=out_type,
+        grid=(T,),
+        grid_names=("row",),
+        compiler_params=plgpu.CompilerParams(
+            unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+        ),
+    )(*operands)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attention_rows import normal
 
-from rjax.pallas_kernels.quantised_gemm import quantise_rows
+from rjax.pallas_kernels.quantised_gemm import quantised_rows
 from rjax.pallas_kernels.quantised_gemm.merge_quantise import merge_quantise, refusal
 from rjax.pallas_kernels.relay_fusion.mosaic import merge_rows
 from rjax.pallas_kernels.relay_fusion.reference import relay_fusion_reference
@@ -71,7 +71,7 @@ def test_it_has_the_bits_of_separate_kernels(N, H):
     merged = jax.jit(merge_rows)(attention)
     error = np.abs(np.asarray(merged, np.float32) - wanted(attention)).max()
     assert error < 0.02  # rounded to bfloat16
-    want = jax.jit(quantise_rows.quantise_rows)(merged.reshape(len(ENTRIES), -1))
+    want = jax.jit(quantised_rows.quantise_rows)(merged.reshape(len(ENTRIES), -1))
     found = jax.jit(merge_quantise)(attention)
     for a, b in zip(
         (found.values, found.scale[:, :5]), (want.values, want.scale[:, :5]), strict=True

@@ -12,7 +12,6 @@ from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import (
     interleaving,
     mosaic,
-    quantise_rows,
     quantised_rows,
     upcast,
 )
@@ -45,7 +44,7 @@ def quantised_if_fp8(h: jax.Array, weight: ScaledWeight):
     """What multiplies the weight: a test of the GEMM gives both sides the same rows."""
     if not weight.is_fp8:
         return h
-    return quantised_rows.quantise_rows(h, grouped=weight.scale.ndim == 3)
+    return quantised_rows.quantise_rows_xla(h, grouped=weight.scale.ndim == 3)
 
 
 def wanted(h, weight: ScaledWeight) -> np.ndarray:
@@ -150,20 +149,20 @@ def test_unpacked_bits():
 
 
 def test_quantised_rows(monkeypatch):
-    monkeypatch.setattr(quantise_rows, "store_strided", store_all)
+    monkeypatch.setattr(quantised_rows, "store_strided", store_all)
     h = rows_of(3, 768).at[1].set(0)
     with interpreting(monkeypatch):
-        found = jax.jit(quantise_rows.quantise_rows)(h)
-    want = quantised_rows.quantise_rows(h)
+        found = jax.jit(quantised_rows.quantise_rows)(h)
+    want = quantised_rows.quantise_rows_xla(h)
     np.testing.assert_allclose(found.scale[0, :3], want.scale[0, :3], rtol=1e-6)
     assert error(np.asarray(found.dequantise()), np.asarray(want.dequantise())) < 1e-3
-    for rows in (want, quantised_rows.quantise_rows(h, grouped=True)):
+    for rows in (want, quantised_rows.quantise_rows_xla(h, grouped=True)):
         assert error(np.asarray(rows.dequantise()), np.asarray(h, np.float32)) < 0.03
 
 
 def test_rows_are_quantised_first(monkeypatch):
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
-    monkeypatch.setattr(quantise_rows, "store_strided", store_all)
+    monkeypatch.setattr(quantised_rows, "store_strided", store_all)
     weight, h = weight_of("fp8", 1, 64, 256), rows_of(8, 256)
     with interpreting(monkeypatch):
         found = computed(h, weight)
@@ -238,7 +237,7 @@ def test_what_the_kernel_does_not_take(change, found):
 def test_wrong_rows_raise():
     weight = weight_of("int4", 1, 64, 256)
     with pytest.raises(ValueError, match="quantised rows with weights of int4"):
-        mosaic.quantised_gemm(quantised_rows.quantise_rows(rows_of(8, 256)), weight)
+        mosaic.quantised_gemm(quantised_rows.quantise_rows_xla(rows_of(8, 256)), weight)
 
 
 @pytest.mark.parametrize("D", [4096, 896])
@@ -246,8 +245,8 @@ def test_quantising_lowers(D):
     x, weight = rows_of(16, D), rows_of(1, D)[0]
     update = Partial(jnp.zeros((4, 16, D), jnp.float32))
     for run, operands in (
-        (quantise_rows.quantise_rows, (x,)),
-        (quantise_rows.add_rms_norm_quantise, (x, update, weight, 1e-5)),
+        (quantised_rows.quantise_rows, (x,)),
+        (quantised_rows.add_rms_norm_quantise, (x, update, weight, 1e-5)),
     ):
         traced = jax.jit(run, static_argnums=range(3, len(operands))).trace(*operands)
         traced.lower(lowering_platforms=("cuda",))
@@ -278,8 +277,8 @@ def test_against_float32(kind, number):
 @pytest.mark.parametrize(("T", "E"), [(1, 4096), (64, 14336), (16, 896), (8, 256)])
 def test_quantised_rows_on_a_gpu(T, E):
     h = rows_of(T, E).at[0, :7].set(0)
-    found = jax.jit(quantise_rows.quantise_rows)(h)
-    want = quantised_rows.quantise_rows(h)
+    found = jax.jit(quantised_rows.quantise_rows)(h)
+    want = quantised_rows.quantise_rows_xla(h)
     np.testing.assert_allclose(found.scale[0, :T], want.scale[0, :T], rtol=1e-6)
     # A value between two fp8 numbers may be rounded either way.
     assert error(np.asarray(found.dequantise()), np.asarray(want.dequantise())) < 2e-3
@@ -291,9 +290,9 @@ def test_quantised_rows_on_a_gpu(T, E):
 def test_norm_and_quantisation_on_a_gpu(T, D):
     x, weight = rows_of(T, D), rows_of(1, D)[0]
     update = Partial(jnp.asarray(np.random.default_rng(2).standard_normal((3, T, D), np.float32)))
-    run = jax.jit(quantise_rows.add_rms_norm_quantise, static_argnums=3)
+    run = jax.jit(quantised_rows.add_rms_norm_quantise, static_argnums=3)
     residual, rows = run(x, update, weight, 1e-5)
     want_residual, normed = add_rms_norm(x, update, weight, 1e-5)
     np.testing.assert_array_equal(residual, want_residual)
-    want = quantised_rows.quantise_rows(normed).dequantise()
+    want = quantised_rows.quantise_rows_xla(normed).dequantise()
     assert error(np.asarray(rows.dequantise()), np.asarray(want)) < 1e-2

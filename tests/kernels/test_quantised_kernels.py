@@ -15,7 +15,7 @@ from rjax.models.schemes import Scaled
 from rjax.models.sharding import single_device_mesh
 from rjax.pallas_kernels.add_rms_norm import xla as xla_norm
 from rjax.pallas_kernels.partial import Partial, reduced
-from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, upcast
+from rjax.pallas_kernels.quantised_gemm import mosaic, quantised_rows, upcast
 from rjax.worker.kernels import Dispatcher, Problem
 from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
 from rjax.worker.kernels.plain import PLAIN_KERNELS
@@ -100,7 +100,7 @@ def test_streamed(name, case, monkeypatch):
         )
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
-    monkeypatch.setattr(quantise_rows, "store_strided", store_all)
+    monkeypatch.setattr(quantised_rows, "store_strided", store_all)
     layer = linear(axes, SCHEMES[name])
     problem = problem_of(axes, layer, rows)
     choice = DISPATCHER.choose(problem)
@@ -119,7 +119,7 @@ def test_streamed(name, case, monkeypatch):
 def test_norm_before_fp8(axes, rows, monkeypatch):
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
-    monkeypatch.setattr(quantise_rows, "store_strided", store_all)
+    monkeypatch.setattr(quantised_rows, "store_strided", store_all)
     layer = linear(axes, SCHEMES["fp8"])
     problem = problem_of(axes, layer, rows)
     operation = "norm_linear_activation" if problem.activation else "norm_linear"
@@ -143,7 +143,7 @@ def test_norm_before_fp8(axes, rows, monkeypatch):
 
 @pytest.mark.parametrize("needs_partial", [False, True])
 def test_many_rows_of_fp8_stay_fp8(needs_partial, monkeypatch):
-    monkeypatch.setattr(quantise_rows, "store_strided", store_all)
+    monkeypatch.setattr(quantised_rows, "store_strided", store_all)
     layer = linear("D -> K A H", SCHEMES["fp8"])
     problem = dataclasses.replace(problem_of("D -> K A H", layer, 80), needs_partial=needs_partial)
     choice = DISPATCHER.choose(problem)

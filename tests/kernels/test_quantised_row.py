@@ -17,7 +17,6 @@ from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import (
     mosaic,
     one_row,
-    quantise_rows,
     quantised_rows,
     upcast,
 )
@@ -177,7 +176,7 @@ def test_a_row_that_is_a_norm(model, kind):
         update = Partial(summands) if parts else summands[0].astype(jnp.bfloat16)
         weight = weight_of(kind, W, columns, D)
         total, row = norm.add_rms_norm(x, update, norm_weight, EPS)
-        row = quantised_rows.quantise_rows(row).dequantise() if kind == "fp8" else row
+        row = quantised_rows.quantise_rows_xla(row).dequantise() if kind == "fp8" else row
         run = one_row.norm_quantised_gemm if W == 1 else one_row.norm_quantised_gate_up_gemm
         run = jax.jit(run, static_argnums=3)
         first, again = (run(x, update, norm_weight, EPS, weight) for _ in range(2))
@@ -196,9 +195,9 @@ def test_a_row_that_is_a_norm(model, kind):
 def test_a_quantised_row_has_the_bits_of_separate_kernels(model):
     D, F, _, _, E = model
     x, update, norm_weight = normal(1, D), normal(1, D, seed=1), normal(D, seed=2)
-    total, rows = quantise_rows.add_rms_norm_quantise(x, update, norm_weight, EPS)
+    total, rows = quantised_rows.add_rms_norm_quantise(x, update, norm_weight, EPS)
     hidden = normal(1, F, seed=4)
-    stored = quantise_rows.quantise_rows(hidden)
+    stored = quantised_rows.quantise_rows(hidden)
     for source, quantised, shape in (
         (NormedRow(x, update, norm_weight, EPS), rows, (1, E, D)),
         (StoredRow(hidden), stored, (1, D, F)),

@@ -16,7 +16,6 @@ from rjax.pallas_kernels.quantised_gemm import (
     merge_quantise,
     mosaic,
     one_row,
-    quantise_rows,
     quantised_rows,
 )
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows
@@ -72,7 +71,7 @@ def _norm_refusal(problem: Problem) -> str | None:
         return f"scales of blocks {problem.scale_block}; it takes channels"
     if problem.pending_bias:
         return "a pending bias; the kernel takes updates without one"
-    return quantise_rows.refusal(problem.depth, problem.dtype)
+    return quantised_rows.refusal(problem.depth, problem.dtype)
 
 
 def _norm_gemm_refusal(problem: Problem) -> str | None:
@@ -177,14 +176,14 @@ def _gate_up(problem: Problem, h: Array | QuantisedRows, leaves: dict[str, Array
 def _norm_gemm(
     problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Partial]:
-    x, rows = quantise_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
+    x, rows = quantised_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
     return x, _gemm(problem, rows, leaves)
 
 
 def _norm_gate_up(
     problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Array]:
-    x, rows = quantise_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
+    x, rows = quantised_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
     return x, _gate_up(problem, rows, leaves)
 
 
@@ -201,8 +200,8 @@ def _fp8_dot(
     much as the products. float16 could not hold it.
     """
     if not isinstance(h, QuantisedRows):
-        with_kernel = quantise_rows.refusal(problem.depth, h.dtype) is None
-        quantise = quantise_rows.quantise_rows if with_kernel else quantised_rows.quantise_rows
+        with_kernel = quantised_rows.refusal(problem.depth, h.dtype) is None
+        quantise = quantised_rows.quantise_rows if with_kernel else quantised_rows.quantise_rows_xla
         h = quantise(h)
     weight = leaves["weight"].reshape(problem.width, problem.depth)
     rounded = h.dtype == jnp.bfloat16 and not problem.needs_partial
@@ -253,7 +252,7 @@ def _norm_fp8_activation_refusal(problem: Problem) -> str | None:
 def _norm_fp8_dot(
     problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Array | Partial]:
-    x, rows = quantise_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
+    x, rows = quantised_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
     return x, _fp8_dot(problem, rows, leaves)
 
 
