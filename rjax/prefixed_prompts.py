@@ -4,8 +4,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from rjax.engine.named_prefixes.named_prefix import NamedPrefix
-from rjax.engine.named_prefixes.protocol import PrefixEngine
+from rjax.engine.protocol import NamedPrefix, PrefixEngine
 from rjax.errors import InvalidRequestError, without_frames
 from rjax.prompts import Prompt, encode_texts, parse_prompt
 from rjax.tokenization import SysPromptTokenizer, Tokenizer

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +33,7 @@ class PoolSize:
     windows: tuple[int | None, ...] = (None,)
 
 
+@runtime_checkable
 class StepWorker(Protocol):
     """Runs steps for the engine; `rjax.worker.worker.Worker` runs them on devices.
 

@@ -8,7 +8,7 @@ from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_readout import StepReadout
 from rjax.engine.completion import StepLogprobs
-from rjax.engine.named_prefixes.pending_prefixes import PendingPrefixes
+from rjax.engine.named_prefixes import NamedPrefixes
 from rjax.engine.request import Request, step_logprobs
 from rjax.engine.request_masks import RequestMasks
 from rjax.engine.scheduler import Scheduler
@@ -36,7 +36,7 @@ class LiveRequests:
     def __init__(
         self,
         scheduler: Scheduler,
-        prefixes: PendingPrefixes,
+        prefixes: NamedPrefixes,
         masks: RequestMasks,
         page_size: int,
         stats: EngineStats,
@@ -124,7 +124,7 @@ class LiveRequests:
         request = self.by_id.pop(request_id, None)
         if request is None:
             return None
-        self._prefixes.discard(request_id)
+        self._prefixes.pending.pop(request_id, None)
         self.stats.requests.finished["abort"] += self._scheduler.finish_all(request.sequences)
         request.abort()
         return request.snapshot()
@@ -153,4 +153,4 @@ class LiveRequests:
         self.stats.requests.finished["error"] += self._scheduler.finish_all(ended)
         request.fail(error, [sequence.index for sequence in ended])
         if not ended[0].index:  # its pages would be the prefix
-            self._prefixes.discard(request.request_id)
+            self._prefixes.pending.pop(request.request_id, None)

@@ -22,10 +22,10 @@ from rjax.engine.held_requests import HeldRequests
 from rjax.engine.host_pool import HostPool
 from rjax.engine.kv_events.event_stream import KvEventStream
 from rjax.engine.live_requests import LiveRequests
-from rjax.engine.named_prefixes.named_prefix import KeepAs, NamedPrefix
-from rjax.engine.named_prefixes.named_prefixes import SHARED_PREFIX, NamedPrefixes
+from rjax.engine.named_prefixes import SHARED_PREFIX, NamedPrefixes
 from rjax.engine.parts import EngineParts
 from rjax.engine.preemption import PreemptionCost
+from rjax.engine.protocol import KeepAs, NamedPrefix
 from rjax.engine.request import Request
 from rjax.engine.request_checks import RequestChecks
 from rjax.engine.request_masks import RequestMasks
@@ -100,7 +100,7 @@ class LLMEngine(Closable):
         self._stats = parts.new_stats()
         self._live = LiveRequests(
             self._scheduler,
-            self._prefixes.pending,
+            self._prefixes,
             self._masks,
             self._page_size,
             self._stats,
@@ -211,7 +211,7 @@ class LLMEngine(Closable):
             logprob_start_len=logprob_start_len,
         )
         if pending is not None:
-            self._prefixes.pending.add(request_id, pending)
+            self._prefixes.pending[request_id] = pending
         self._deadlines.add(request)
         self._held.add(request, share)
 

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from rjax.batch.compile_progress import CompileProgress
-from rjax.engine.named_prefixes.named_prefix import NamedPrefix
-from rjax.engine.named_prefixes.protocol import PrefixEngine
+from rjax.engine.protocol import NamedPrefix, PrefixEngine
 from rjax.engine_channel.facts import EngineFacts
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams

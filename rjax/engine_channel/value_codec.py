@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from rjax.batch.kernel_use import KernelUse
-from rjax.engine.named_prefixes.named_prefix import KeepAs, NamedPrefix
+from rjax.engine.protocol import KeepAs, NamedPrefix
 from rjax.engine.request_stats import Histogram, RequestStats
 from rjax.engine.stats import EngineStats
 from rjax.errors import InvalidRequestError

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rjax.engine import llm_engine
-from rjax.engine.named_prefixes.named_prefix import KeepAs
+from rjax.engine.protocol import KeepAs
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.sampling import SamplingParams
 

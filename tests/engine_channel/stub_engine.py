@@ -9,8 +9,7 @@ from typing import Any
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.config import EngineConfig
-from rjax.engine.named_prefixes.named_prefix import NamedPrefix
-from rjax.engine.protocol import Engine
+from rjax.engine.protocol import Engine, NamedPrefix
 from rjax.engine.request_stats import RequestStats
 from rjax.engine.stats import EngineStats
 from rjax.errors import (

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rjax.engine.named_prefixes.named_prefix import KeepAs
+from rjax.engine.protocol import KeepAs
 from rjax.engine_channel.channel import RemotePrefixEngine
 from rjax.engine_channel.error_codec import EngineProcessError
 from rjax.errors import (

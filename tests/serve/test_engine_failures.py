@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rjax.engine import llm_engine
-from rjax.engine.named_prefixes.prefix_file import PrefixOrigin, load_prefix_file
+from rjax.engine.prefix_file import PrefixOrigin, load_prefix_file
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import LIMITS
 from rjax.serve import __main__ as command

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 
-from rjax.engine.named_prefixes.named_prefix import KeepAs
+from rjax.engine.protocol import KeepAs
 from rjax.errors import InvalidConfigError, OutOfMemoryError, OverloadedError
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.api.prompts import encode, message_tokens
