@@ -60,7 +60,7 @@ class StepWorker(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Identifies the model by its configuration and weights."""
+        """Identifies the model by its configuration and its weights."""
         ...
 
     def kernels(self) -> list[KernelUse]:
@@ -72,7 +72,7 @@ class StepWorker(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop compiling in the background."""
+        """Stop compiling in the background; wait for what the device has yet to compute."""
         ...
 
     def measure_page_seconds(self) -> float:
@@ -88,7 +88,7 @@ class StepWorker(Protocol):
         ...
 
     def admit(self, rows: Mapping[int, SlotRow]) -> None:
-        """Fill slots of the sampling state for new sequences."""
+        """Fill slots of the sampling state for new sequences, replacing all of them."""
         ...
 
     def move(self, operations: list[PageOperation]) -> None:
@@ -112,11 +112,14 @@ class StepWorker(Protocol):
     ) -> DispatchedStep:
         """Start a step and return at once.
 
+        If a token mask restricts one of its samples, only its forward program starts, and `sample`
+        completes it.
+
         Args:
-            batch: the scheduled sequences, in any order.
+            batch: the scheduled sequences in any order; the result has the step's own order.
             tables: page table of each page group; row s lists the pages of the sequence in slot s.
-            may_queue: whether a decode step may wait for those after it, to run in one program with
-                them.
+            may_queue: whether decode steps of one shape may start ``num_decode_steps`` at a time,
+                or as soon as anything else is to be done.
             streams: whether some request is to get each token at once.
         """
         ...
@@ -128,5 +131,5 @@ class StepWorker(Protocol):
         ...
 
     def read(self, step: DispatchedStep) -> StepReadout:
-        """Wait for a step's result."""
+        """Wait for a step and copy its result to the host."""
         ...

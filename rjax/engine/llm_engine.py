@@ -25,7 +25,7 @@ from rjax.engine.live_requests import LiveRequests
 from rjax.engine.named_prefixes import SHARED_PREFIX, NamedPrefixes
 from rjax.engine.parts import EngineParts
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.protocol import KeepAs, NamedPrefix
+from rjax.engine.protocol import Engine, KeepAs, NamedPrefix
 from rjax.engine.request import Request
 from rjax.engine.request_checks import RequestChecks
 from rjax.engine.request_masks import RequestMasks
@@ -36,12 +36,13 @@ from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, SlotRow, slot_row
 from rjax.sampling.seeds import drawn_seed
+from rjax.tokenization import Tokenizer
 
 _IDLE_SECONDS = 0.01  # longest wait for a mask while nothing runs; commands wait meanwhile
 
 
-class LLMEngine(Closable):
-    """Continuous batching over one model, for one thread.
+class LLMEngine(Closable, Engine):
+    """Continuous batching over one model, for one thread; see `Engine` for its methods.
 
     The next step is dispatched before the last one's tokens are read: a step's input tokens are
     already on the device. The end of a sequence is known one step late, and the token computed
@@ -57,7 +58,7 @@ class LLMEngine(Closable):
     def __init__(self, parts: EngineParts) -> None:
         config = self.config = parts.config
         self.model_config, self.max_model_len = parts.model_config, parts.max_model_len
-        self.tokenizer = parts.tokenizer
+        self._tokenizer = parts.tokenizer
         self._vocab_size = parts.vocab_size
         self._worker: StepWorker = parts.worker
         pool, self._page_size = parts.worker.pool, config.cache.page_size
@@ -75,15 +76,15 @@ class LLMEngine(Closable):
         )
         self._held = HeldRequests(self._scheduler, self._worker.is_ready)
         self._root = parts.identity
-        self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
+        self._eos = self._tokenizer.eos_token_ids if self._tokenizer else frozenset[int]()
         self._checks = RequestChecks(
             vocab_size=parts.vocab_size,
             max_model_len=parts.max_model_len,
             max_logprobs=config.scheduler.max_logprobs,
             eos_token_ids=self._eos,
-            has_tokenizer=self.tokenizer is not None,
+            has_tokenizer=self._tokenizer is not None,
         )
-        self._masks = RequestMasks(self.tokenizer, parts.vocab_size, self._eos)
+        self._masks = RequestMasks(self._tokenizer, parts.vocab_size, self._eos)
         self.structured_masks = self._masks.structured  # any thread may call these two
         self.limit_grammar_cache = self._masks.limit_cache
         self._in_flight: deque[DispatchedStep] = deque()
@@ -121,6 +122,10 @@ class LLMEngine(Closable):
             f"{self._page_size} tokens, {len(self._requests)} requests)"
         )
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._tokenizer
+
     def _free(self) -> None:
         for request_id in list(self._requests):
             self.abort_request(request_id)
@@ -149,30 +154,6 @@ class LLMEngine(Closable):
         keep_as: KeepAs | None = None,
         logprob_start_len: int = 0,
     ) -> None:
-        """Queue a request.
-
-        Args:
-            request_id: unique among live requests.
-            prompt_token_ids: 1 to ``max_model_len`` - 1 tokens.
-            params: how to sample; checked against this model here.
-            prompt: the prompt's text, for the output.
-            priority: smaller runs first in a share; see ``SchedulerSettings.priority_patience``.
-            share: rows are divided evenly among the shares with requests; None is one of them.
-            masks: one token mask for each sample that is generated; by default those of
-                ``params.structured_outputs``, as ``structured_masks`` returns them.
-            prefix: a named prefix whose tokens are put in front of the prompt's.
-            cache_salt: KV is shared only with requests of the same salt; None: the prefix's.
-            timeout: seconds from now after which the request is aborted.
-            keep_as: keep the prompt's KV as a prefix of this name when the request has finished.
-                The last output has an OutOfMemoryError in ``error`` if it could not be kept.
-            logprob_start_len: index of the first prompt token that ``params.prompt_logprobs``
-                reports. Entries before it are None, and the tokens before it may be served from the
-                cache.
-
-        Raises:
-            InvalidRequestError: the request cannot be served as it is; nothing is queued.
-            InvalidConfigError, OutOfMemoryError: see `PrefixEngine.add_prefix`; for ``keep_as``.
-        """
         self._check_open()
         if request_id in self._requests:
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another")
@@ -205,7 +186,7 @@ class LLMEngine(Closable):
             root=root,
             page_size=self._page_size,
             masks=masks,
-            tokenizer=self.tokenizer,
+            tokenizer=self._tokenizer,
             eos=self._eos,
             deadline=deadline,
             logprob_start_len=logprob_start_len,
@@ -216,16 +197,9 @@ class LLMEngine(Closable):
         self._held.add(request, share)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether ``step`` has anything left to compute or to return."""
         return bool(self._requests or self._pending_outputs)
 
     def step(self) -> list[RequestOutput]:
-        """Dispatch the next step, or several decode steps in one program, and read those before.
-
-        Returns:
-            Outputs of requests with new tokens; a request with FINAL_ONLY output appears once,
-            when it is finished.
-        """
         self._check_open()
         for request_id in self._deadlines.late():
             self.abort_request(request_id)
@@ -290,38 +264,26 @@ class LLMEngine(Closable):
         return most
 
     def abort_request(self, request_id: str) -> None:
-        """End a request now and free its pages.
-
-        Unknown ids are ignored, since a request may finish before its abort arrives.
-        """
         self._held.release(request_id)
         if (output := self._live.abort(request_id)) is not None:
             self._pending_outputs.append(output)
 
     def stop_samples(self, request_id: str, samples: Collection[int]) -> None:
-        """End samples of a request, in whose text its reader found a stop string.
-
-        Unknown and finished ones are ignored, since they may end before the news arrives.
-        """
         if (output := self._live.stop(request_id, samples)) is not None:
             self._pending_outputs.append(output)
 
     def kernels(self) -> list[KernelUse]:
-        """The kernel of each operation at each step size, and why not a faster one."""
         self._check_open()
         return self._worker.kernels()
 
     def compile_progress(self) -> CompileProgress:
-        """How far the compilation of the step sizes is; any thread may call this."""
         self._check_open()
         return self._worker.compile_progress()
 
     def startup_seconds(self) -> dict[str, float]:
-        """Seconds of each phase of the start; any thread may call this."""
         return dict(self._startup_times.seconds)
 
     def reset_prefix_cache(self) -> None:
-        """Drop the KV of finished requests; that of pinned prefixes and running requests stays."""
         self._check_open()
         self._blocks.forget_cached()
 
@@ -330,7 +292,6 @@ class LLMEngine(Closable):
         return self._prefixes.pinned.pages()
 
     def stats(self) -> EngineStats:
-        """A copy of the counters with the current memory figures."""
         self._check_open()
         self._count_memory()
         return self._stats.now(
@@ -346,7 +307,6 @@ class LLMEngine(Closable):
         self._live.stats = self._stats = self._stats.anew()
 
     def set_shared_prefix(self, token_ids: Tokens[int]) -> None:
-        """See `PrefixEngine.set_shared_prefix`."""
         self._check_open()
         if len(token_ids):
             self._compute_prefix(KeepAs(SHARED_PREFIX), token_ids, None)
@@ -362,30 +322,25 @@ class LLMEngine(Closable):
         cache_salt: str | None = None,
         text: str | None = None,
     ) -> None:
-        """See `PrefixEngine.add_prefix`."""
         self._check_open()
         self._checks.prefix_name(name)
         self._compute_prefix(KeepAs(name, text), token_ids, cache_salt)
 
     def drop_prefix(self, name: str) -> None:
-        """See `PrefixEngine.drop_prefix`."""
         self._check_open()
         self._prefixes.pinned.drop(name)
 
     def prefixes(self) -> list[NamedPrefix]:
-        """See `PrefixEngine.prefixes`."""
         self._check_open()
         return self._prefixes.listed()
 
     def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
-        """See `PrefixEngine.save_prefix`."""
         self._check_open()
         self._prefixes.save(name, path, self._worker)
 
     def load_prefix(
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
     ) -> NamedPrefix:
-        """See `PrefixEngine.load_prefix`."""
         self._check_open()
         return self._prefixes.load(
             path, name, cache_salt, self._salted_root(cache_salt), self._worker

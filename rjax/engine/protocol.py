@@ -148,13 +148,43 @@ class Engine(PrefixEngine, Protocol):
     def add_request(
         self,
         request_id: str,
-        prompt_token_ids: list[int],
+        prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
         prompt: str | None = None,
         priority: int = 0,
+        share: str | None = None,
+        masks: Sequence[TokenMask] = (),
+        prefix: str | None = None,
+        cache_salt: str | None = None,
+        timeout: float | None = None,
+        keep_as: KeepAs | None = None,
+        logprob_start_len: int = 0,
     ) -> None:
-        """Queue a request; raises InvalidRequestError for one that cannot be served."""
+        """Queue a request.
+
+        Args:
+            request_id: unique among live requests.
+            prompt_token_ids: 1 to ``max_model_len`` - 1 tokens.
+            params: how to sample; checked against this model here.
+            prompt: the prompt's text, for the output.
+            priority: smaller runs first in a share; see ``SchedulerSettings.priority_patience``.
+            share: rows are divided evenly among the shares with requests; None is one of them.
+            masks: one token mask for each sample that is generated; by default those of
+                ``params.structured_outputs``, as ``structured_masks`` returns them.
+            prefix: a named prefix whose tokens are put in front of the prompt's.
+            cache_salt: KV is shared only with requests of the same salt; None: the prefix's.
+            timeout: seconds from now after which the request is aborted.
+            keep_as: keep the prompt's KV as a prefix of this name when the request has finished.
+                The last output has an OutOfMemoryError in ``error`` if it could not be kept.
+            logprob_start_len: index of the first prompt token that ``params.prompt_logprobs``
+                reports. Entries before it are None, and the tokens before it may be served from the
+                cache.
+
+        Raises:
+            InvalidRequestError: the request cannot be served as it is; nothing is queued.
+            InvalidConfigError, OutOfMemoryError: see `PrefixEngine.add_prefix`; for ``keep_as``.
+        """
         ...
 
     def structured_masks(
@@ -172,24 +202,34 @@ class Engine(PrefixEngine, Protocol):
         ...
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the requests with new output."""
+        """Run one step, or several decode steps in one program.
+
+        Returns:
+            Outputs of requests with new tokens; a request with FINAL_ONLY output appears once,
+            when it is finished.
+        """
         ...
 
     def has_unfinished_requests(self) -> bool:
-        """Whether another step has work to do."""
+        """Whether ``step`` has anything left to compute or to return."""
         ...
 
     def abort_request(self, request_id: str) -> None:
-        """End a request and free what it holds."""
+        """End a request now and free its pages.
+
+        Unknown ids are ignored, since a request may finish before its abort arrives.
+        """
         ...
 
     def stop_samples(self, request_id: str, samples: Collection[int]) -> None:
-        """End samples of a request, in whose text a stop string was found. Unknown and finished
-        ones are ignored."""
+        """End samples of a request, in whose text its reader found a stop string.
+
+        Unknown and finished ones are ignored, since they may end before the news arrives.
+        """
         ...
 
     def reset_prefix_cache(self) -> Any:
-        """Forget the KV of finished requests; pinned prefixes stay."""
+        """Drop the KV of finished requests; that of pinned prefixes and running requests stays."""
         ...
 
     def kernels(self) -> list[KernelUse]:
@@ -205,5 +245,5 @@ class Engine(PrefixEngine, Protocol):
         ...
 
     def stats(self) -> Any:
-        """Counters and memory figures."""
+        """A copy of the counters with the current memory figures."""
         ...

@@ -79,7 +79,7 @@ class EngineChannel(abc.ABC):
 
     @abc.abstractmethod
     def compile_progress(self) -> CompileProgress:
-        """Progress of the compilation of the step sizes; any thread may call this."""
+        """See `rjax.engine.protocol.Engine.compile_progress`."""
 
     @abc.abstractmethod
     async def start(self, on_outputs: StepSink, on_failure: Callable[[], None]) -> None:

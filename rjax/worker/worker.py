@@ -21,6 +21,7 @@ from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence as TokenSequence
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
+from rjax.batch.step_worker import StepWorker
 from rjax.config import EngineConfig, Warmup
 from rjax.models import LoadedModel
 from rjax.pallas_kernels.attention.planner import CostModel, Sharing
@@ -59,8 +60,8 @@ from rjax.worker.step_sizing import shape_table
 _CPU_PADDING = 4.0
 
 
-class Worker:
-    """A `rjax.batch.step_worker.StepWorker` with devices.
+class Worker(StepWorker):
+    """Runs steps on devices; see `StepWorker` for the methods that the engine calls.
 
     It puts its parts together and keeps their order: `ShapeTable` chooses the step shape,
     `StepRunner` dispatches programs, `MultiStepQueue` holds decode steps back, `DeviceState` owns
@@ -82,9 +83,6 @@ class Worker:
     Attributes:
         shapes: shapes of the compiled steps.
         input_builder: makes the inputs of the steps.
-        pool: size of the KV pool.
-        num_host_pages: pages of host memory for swapped sequences.
-        num_decode_steps: decode steps of one program at most.
 
     Raises:
         OutOfMemoryError: the KV pool does not fit.
@@ -207,16 +205,13 @@ class Worker:
 
     @property
     def kv_dtype(self) -> jnp.dtype:
-        """Dtype of the KV pool."""
         return self._kv_dtype
 
     @property
     def page_shape(self) -> tuple[int, ...]:
-        """Shape of one page as ``read_pages`` returns it: (pools, K, S, H)."""
         return self._mover.page_shape
 
     def kernels(self) -> list[KernelUse]:
-        """The kernel of each operation at each step size."""
         sizes = {shape.rows: shape for shape in self.shapes.all}
         return [
             use
@@ -234,11 +229,9 @@ class Worker:
         ]
 
     def fingerprint(self) -> str:
-        """Identifies the model by its configuration and its weights."""
         return model_fingerprint(self._model_config, self._runner.leaves)
 
     def compile_progress(self) -> CompileProgress:
-        """How far compilation is; any thread may call this."""
         if self._background is not None:
             return self._background.compiler.progress()
         count, runner = self.num_compiled, self._runner
@@ -246,7 +239,6 @@ class Worker:
         return CompileProgress(count, total, runner.waits, waiting=runner.waiting)
 
     def close(self) -> None:
-        """Stop compiling in the background; wait for what the device has yet to compute."""
         if self._background is not None:
             self._background.compiler.close()
         self._wait_at_end()
@@ -270,31 +262,25 @@ class Worker:
                 self._compile(modes, several=several)
 
     def admit(self, rows: Mapping[int, SlotRow]) -> None:
-        """Fill slots of the sampling state for new sequences, replacing all of them."""
         self._queue.flush()
         self._state.admit(rows)
 
     def move(self, operations: list[PageOperation]) -> None:
-        """Start these copies of pages, in their order, before the next step."""
         self._queue.flush()
         self._state.set_pools(self._mover.run(self._state.pools, operations))
 
     def measure_page_seconds(self) -> float:
-        """Measure the seconds that one page takes to the host or back."""
         return self._mover.page_seconds()
 
     def read_pages(self, pages: list[int]) -> np.ndarray:
-        """The KV in these pages, [X, pools, K, S, H]."""
         self._queue.flush()
         return self._mover.read(self._state.pools, pages)
 
     def write_pages(self, pages: list[int], data: np.ndarray) -> None:
-        """Write KV of the form of ``read_pages`` into these pages."""
         self._queue.flush()
         self._state.set_pools(self._mover.write(self._state.pools, pages, data))
 
     def is_ready(self, sequence: TokenSequence) -> bool:
-        """Whether a sequence makes no step wait for the compiler but for the step itself."""
         background = self._background
         if background is None:
             return True
@@ -309,18 +295,6 @@ class Worker:
         may_queue: bool,
         streams: bool,
     ) -> DispatchedStep:
-        """Start a step and return at once.
-
-        If a token mask restricts one of its samples, only its forward program starts, and `sample`
-        completes it.
-
-        Args:
-            batch: the scheduled sequences in any order; the result has the step's own order.
-            tables: page table of each page group; row s lists the pages of the sequence in slot s.
-            may_queue: whether decode steps of one shape may start ``num_decode_steps`` at a time,
-                or as soon as anything else is to be done.
-            streams: whether some request is to get each token at once.
-        """
         rows = sum([item.stop - item.start for item in batch])
         features = step_features(batch, self._max_logprobs)
         shape = self._choose_shape(rows, len(batch), features)
@@ -406,7 +380,6 @@ class Worker:
     def sample(
         self, step: DispatchedStep, bitmasks: Mapping[int, UInt32[np.ndarray, " W"]]
     ) -> DispatchedStep:
-        """Sample a forward-only step, under the bitmasks of these rows; others are free."""
         self._queue.flush()
         unsampled: UnsampledStep = step.result
         bitmask = self._runner.bitmask(unsampled.rows.shape[1])
@@ -416,7 +389,6 @@ class Worker:
         return dataclasses.replace(step, result=start_copy(result), forward_only=False)
 
     def read(self, step: DispatchedStep) -> StepReadout:
-        """Wait for a step and copy its result to the host."""
         self._queue.flush()
         if self._policy is not None and self._is_unsteady(step):
             self._policy.interrupt()
