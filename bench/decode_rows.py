@@ -51,8 +51,6 @@ EXPERTS = (
     Row("gpt-oss-20b", DecodeCase(1, 0, 1024), targets=(("mxfp4", 2.6),)),
     Row("gpt-oss-20b", DecodeCase(64, 2048, 256), targets=(("mxfp4", 5.0),)),
 )
-MXFP4 = "mxfp4"
-"""The ``quant_method`` of published checkpoints of gpt-oss, whose experts alone are quantised."""
 GROWTH = tuple(
     Row("llama-3-8b", DecodeCase(64, shared, 256)) for shared in (0, 2048, 8192, 16384, 32768)
 )

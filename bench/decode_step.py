@@ -40,7 +40,7 @@ from tqdm import tqdm
 
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import command_parser, keep, run, save_part
-from bench.decode_rows import EXPERTS, FEW_ROWS, GROWTH, MXFP4, TABLE, Row, tensor_parallel
+from bench.decode_rows import EXPERTS, FEW_ROWS, GROWTH, TABLE, Row, tensor_parallel
 from bench.kernel_profile import kernel_times
 from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_roofline import DecodeCase, roofline_seconds
@@ -130,8 +130,6 @@ class Bench:
         num_decode_steps: int = 1,
         without: str | None = None,
     ) -> None:
-        if quantization == MXFP4:
-            config = config | {"quantization_config": {"quant_method": MXFP4}}
         self.config: ModelConfig = with_quantization(config_from_dict(config), quantization)
         self.quantization = quantization
         self.max_model_len = max_model_len
@@ -359,8 +357,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--mode", choices=("greedy", "random", "full"), default="greedy", help="sampler")
     p.add_argument(
         "--quantization",
-        choices=sorted([*ON_LOAD, MXFP4]),
-        help="of the weights; mxfp4 is for the experts of gpt-oss",
+        choices=sorted(ON_LOAD),
+        help="of the weights; mxfp4 is for experts",
     )
     p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
     p.add_argument("--profile", type=whole(0), default=0, help="print so many kernels of each step")

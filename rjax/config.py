@@ -16,7 +16,7 @@ from rjax.vllm_options import own_options
 
 type RelayMode = Literal["auto", "on", "off"]
 type DType = Literal["auto", "float32", "bfloat16", "float16"]
-type Quantization = Literal["fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
+type Quantization = Literal["fp8", "int8", "int4", "mxfp4", "awq", "gptq", "compressed-tensors"]
 type Warmup = Literal["off", "background", "on", "auto"]
 type KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 type AutoInt = Literal["auto"] | int
@@ -66,8 +66,9 @@ class ModelSettings:
         load_format: "auto" reads safetensors; "dummy" draws random weights and needs only
             config.json.
         quantization: "fp8", "int8" and "int4" (groups of 128) quantise the weights of an
-            unquantised model while it is loaded, rounding to nearest. Quantised checkpoints (awq,
-            gptq, fp8, compressed-tensors) are recognised without it.
+            unquantised model while it is loaded, rounding to nearest; "mxfp4" those of its experts.
+            Quantised checkpoints (awq, gptq, fp8, mxfp4, compressed-tensors) are recognised without
+            it.
         dequantize: hold quantised weights in ``dtype``: those of a quantised checkpoint are
             dequantised while they are loaded, and ``quantization`` leaves others as they are. "on"
             does so always, "off" never. "auto" does so on Hopper where kernels gain nothing from

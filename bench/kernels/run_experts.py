@@ -42,7 +42,6 @@ from rjax.worker.kernels.quantised_experts import grouped_weight
 SCHEMES: dict[str, Scaled] = {
     **ON_LOAD,
     "fp8-block": Scaled("fp8", (128, 128)),
-    "mxfp4": Scaled("mxfp4", (1, 32), scale_dtype="uint8"),
 }
 """Of weights in few bits, by the name of an option."""
 

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from rjax.models.formats.weight_format import StoredTensor, Target, WeightFormat
-from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
+from rjax.models.schemes import MXFP4, UNQUANTISED, WeightScheme
+from rjax.models.schemes.scaled import LARGEST_EXPONENT
 
 _BLOCK = 32  # inputs that share a scale
-_SCHEME = Scaled("mxfp4", (1, _BLOCK), scale_dtype="uint8")
 _EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 MXFP4_FIELDS = frozenset({"dequantize", "modules_to_not_convert", "quant_method"})
 """Fields of the ``quantization_config`` that are known: its tensors say everything."""
-_LARGEST_SCALE = 128  # the exponent of a scale of 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Mxfp4(WeightFormat):
 
     def scheme(self, module: str) -> WeightScheme:
         """mxfp4 for experts; other modules are not quantised."""
-        return _SCHEME if module.endswith(_EXPERTS) else UNQUANTISED
+        return MXFP4 if module.endswith(_EXPERTS) else UNQUANTISED
 
     def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
         """No projection is stored so."""
@@ -76,7 +75,7 @@ def _check_scales(exponents: np.ndarray) -> str | None:
     largest = int(exponents.max(initial=0))
     if largest == 255:
         return "has scales that are not numbers"
-    if largest > _LARGEST_SCALE:
+    if largest > LARGEST_EXPONENT:
         return f"has the scale 2**{largest - 127}; the largest supported is 2"
     return None
 

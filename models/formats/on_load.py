@@ -7,26 +7,34 @@ import jax
 import jax.numpy as jnp
 
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
-from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
+from rjax.models.schemes import MXFP4, UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.rounding import quantise
 
 ON_LOAD: Mapping[str, Scaled] = {
     "fp8": Scaled("fp8"),
     "int8": Scaled("int8"),
     "int4": Scaled("int4", (1, 128), scale_dtype="bfloat16"),
+    "mxfp4": MXFP4,
 }
-"""The schemes by the name that a user gives."""
+"""The schemes by the name that a user gives; "mxfp4" is for experts only."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OnLoad(WeightFormat):
-    """An unquantised weight, rounded to nearest. The output projection is not quantised.
+    """An unquantised weight, rounded to nearest.
+
+    The output projection is not quantised, nor are those outside of experts in mxfp4.
 
     Attributes:
         target: the scheme.
     """
 
     target: Scaled
+
+    @property
+    def experts_only(self) -> bool:
+        """Whether only experts are quantised."""
+        return self.target == MXFP4
 
     def scheme(self, module: str) -> WeightScheme:
         """The target scheme for all projections but the output projection."""

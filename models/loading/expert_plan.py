@@ -35,6 +35,7 @@ from rjax.models.loading.pipeline import ParameterPlan
 from rjax.models.loading.safetensors_header import TensorEntry
 from rjax.models.schemes import Leaf, Scaled, WeightScheme
 from rjax.models.schemes.grouped import arrange_grouped, plain_leaves
+from rjax.models.schemes.scaled import VALUE_DTYPES
 from rjax.models.sharding import TENSOR_AXIS, parameter_sharding
 
 
@@ -184,7 +185,7 @@ def _decoded(
         }
 
     found = jax.lax.map(expert, stored)
-    half_bytes = assembly.scheme.values == "int4"
+    half_bytes = VALUE_DTYPES[assembly.scheme.values] == jnp.int4
     return found | ({"weight": found["weight"].astype(jnp.int4)} if half_bytes else {})
 
 

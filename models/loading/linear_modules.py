@@ -23,6 +23,8 @@ _LINEAR_PARTS = (
     ".mlp.shared.down",
 )
 
+_EXPERT_INPUTS = {"hidden size": "D", "width of an expert": "I"}  # axis letters
+
 
 def module_of(piece: Piece) -> str:
     """The module of a weight: "model.layers.0.mlp.up_proj"."""
@@ -43,8 +45,12 @@ def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig
             f"config.json: the scales of KV of {config.architecture} are those of its latent, but "
             "keys and values are cached; remove kv_cache_scheme"
         )
+    expert_weights = _expert_weights(config, weights)
+    experts_only = isinstance(weight_format, OnLoad) and weight_format.experts_only
     schemes = []
     for path, pieces in weights.items():
+        if experts_only and path not in expert_weights:
+            continue
         if path.endswith(tuple(part + _WEIGHT for part in _LINEAR_PARTS)):
             scheme = _common_scheme(pieces, weight_format)
             if scheme != UNQUANTISED:
@@ -66,16 +72,23 @@ def _check_experts(config: ModelConfig, weights: Weights, weight_format: WeightF
             f"config.json: the weights of {config.architecture} cannot be stored in this format, "
             "which is for the experts of gpt-oss"
         )
-    names = [name for name in weights if name.endswith((".mlp.up.weight", ".mlp.down.weight"))]
-    fused = config.experts is not None and any(
-        config.has_experts(int(name.split(".")[1])) and not weights[name][0].of_expert
-        for name in names
-    )
+    names = _expert_weights(config, weights)
+    fused = any(not weights[name][0].of_expert for name in names)
     if fused and not in_one and not isinstance(weight_format, OnLoad):
         raise CheckpointError(
             f"{config.architecture} has all experts of a layer in one tensor, which checkpoints of "
             f"the quant_method {config.quant_method!r} cannot store"
         )
+
+
+def _expert_weights(config: ModelConfig, weights: Weights) -> set[str]:
+    """The weights of the experts of all layers."""
+    return {
+        name
+        for name in weights
+        if name.endswith((".mlp.up.weight", ".mlp.down.weight"))
+        and config.has_experts(int(name.split(".")[1]))
+    }
 
 
 def with_quantization(config: ModelConfig, quantization: str | None) -> ModelConfig:
@@ -87,7 +100,8 @@ def with_quantization(config: ModelConfig, quantization: str | None) -> ModelCon
             ``quant_method`` of a quantised one, changes nothing.
 
     Raises:
-        CheckpointError: the checkpoint is quantised in another way, or has not this method.
+        CheckpointError: the checkpoint is quantised in another way, or has not this method; or the
+            model has no experts that could be stored in mxfp4.
     """
     if quantization is None:
         return config
@@ -103,7 +117,28 @@ def with_quantization(config: ModelConfig, quantization: str | None) -> ModelCon
             f"quantization is {quantization!r}, but the checkpoint is not quantised; to quantise "
             f"it while it is loaded, choose one of {', '.join(ON_LOAD)}"
         )
-    return with_format(config, OnLoad(ON_LOAD[quantization]))
+    on_load = OnLoad(ON_LOAD[quantization])
+    if on_load.experts_only:
+        _check_expert_widths(config, on_load, quantization)
+    return with_format(config, on_load)
+
+
+def _check_expert_widths(config: ModelConfig, on_load: OnLoad, quantization: str) -> None:
+    """Raise CheckpointError unless there are experts whose inputs are whole groups."""
+    others = ", ".join(name for name in ON_LOAD if not OnLoad(ON_LOAD[name]).experts_only)
+    if not any(map(config.has_experts, range(config.num_layers))):
+        raise CheckpointError(
+            f"quantization is {quantization!r}, which quantises only the experts of a model, but "
+            f"{config.architecture} has none; choose one of {others}"
+        )
+    _, group = on_load.target.block
+    widths = {name: config.axis_sizes[letter] for name, letter in _EXPERT_INPUTS.items()}
+    for name, width in widths.items():
+        if group is not None and width % group:
+            raise CheckpointError(
+                f"quantization is {quantization!r}, which stores {group} inputs of an expert "
+                f"together, but the {name} is {width}, no multiple of it; choose one of {others}"
+            )
 
 
 def with_dequantised_weights(config: ModelConfig) -> ModelConfig:

@@ -32,6 +32,8 @@ _RANDOM_SCALE: Mapping[ScaledDType, float] = {
 }
 EXPONENT_BIAS = 127
 """Exponent bias of a scale of mxfp4: the number e means 2 ** (e - 127)."""
+LARGEST_EXPONENT = 128
+"""The largest exponent of a scale of mxfp4 that kernels take: a scale of 2."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,6 +114,10 @@ class Scaled(WeightScheme):
         if self.values == "mxfp4":
             scale = jnp.ldexp(jnp.float32(1), scale.astype(jnp.int32) - EXPONENT_BIAS)
         return value * _repeated(scale, shape)
+
+
+MXFP4 = Scaled("mxfp4", (1, 32), scale_dtype="uint8")
+"""The microscaling format of OCP, as gpt-oss is published; kernels take it for experts."""
 
 
 def _e2m1(bits: Num[Array, "..."]) -> Float[Array, "..."]:

@@ -14,6 +14,7 @@ from rjax.errors import InvalidConfigError
 from rjax.models import CheckpointError, Decoder, config_from_folder
 from rjax.sampling import SamplingParams
 from rjax.worker.kernels.linear_problem import linear_sharding
+from tests.models.mxfp4_files import write_mxfp4
 from tests.models.quantised_files import write_quantised
 
 from .tiny import CONFIG, make_engine, run
@@ -106,6 +107,30 @@ def test_what_does_not_fit_the_checkpoint(tmp_path):
         make_engine(plain, quantization="awq")
     with pytest.raises(InvalidConfigError, match="quantization is 'int3'; choose one of fp8"):
         make_engine(plain, quantization="int3")
+
+
+GPT_OSS = CONFIG | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 64,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+}
+
+
+def test_experts_in_mxfp4_answer_as_the_checkpoint_of_the_same_weights(tmp_path):
+    stored, exact = write_mxfp4(tmp_path, GPT_OSS)
+    length = CONFIG["max_position_embeddings"]
+    want = answers(stored, max_model_len=length)
+    assert answers(exact, max_model_len=length, quantization="mxfp4") == want
+    # The method of the checkpoint itself changes nothing.
+    assert answers(stored, max_model_len=length, quantization="mxfp4") == want
+
+
+def test_mxfp4_of_a_model_without_experts(tmp_path):
+    _, plain = write_quantised(tmp_path, SHAPES, "w8a8")
+    with pytest.raises(CheckpointError, match="only the experts of a model, but"):
+        make_engine(plain, quantization="mxfp4")
 
 
 def test_blocks_that_devices_would_cut(tmp_path):

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from mxfp4_files import write_mxfp4
 from plain_checkpoints import LLAMA, write_plain
 from quantised_files import FORMATS, write_quantised
 from test_model_experts import GPT_OSS
-from test_model_quantised_experts import QWEN2_MOE, write_mxfp4
+from test_model_quantised_experts import QWEN2_MOE
 
 ROOT = Path(__file__).parents[2]
 _PROGRAM = """
@@ -184,7 +185,7 @@ _MORE = [name for name in FORMATS if name not in (*_DEFAULT, "deepseek-fp8")]
 )
 def test_quantised_experts_are_spread_or_cut(tmp_path, name):
     if name == "mxfp4":
-        folder, _ = write_mxfp4(tmp_path, values=OSS)
+        folder, _ = write_mxfp4(tmp_path, OSS)
     else:
         folder, _ = write_quantised(tmp_path, EXPERTS, name)
     cases = [(folder, 2, True, SMALL, None)]

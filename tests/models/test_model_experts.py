@@ -240,7 +240,6 @@ def test_goldens_would_show_a_lost_option(name, change):
     assert difference > 0.01 * np.linalg.norm(expected["logits"])
 
 
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from plain_checkpoints import decoded, write_plain, write_tensors
+from mxfp4_files import packed, write_mxfp4
+from plain_checkpoints import LLAMA, decoded, write_plain, write_tensors
 from quantised_files import FORMATS, write_quantised
-from safetensors.numpy import load_file
-from test_model_experts import FP4, GPT_OSS, problem, reference
+from test_model_experts import GPT_OSS, problem, reference
 
 from rjax import models
 from rjax.models.formats import ON_LOAD
 from rjax.models.operations import Activation
 from rjax.models.quantising import choose_settings, quantise_checkpoint
-from rjax.models.schemes import UNQUANTISED, Scaled
+from rjax.models.schemes import MXFP4, UNQUANTISED, Scaled
 from rjax.models.schemes.grouped import (
     arrange_grouped,
     dequantise_expert,
@@ -47,7 +47,6 @@ QWEN2_MOE = {
     "max_position_embeddings": 64,
     "dtype": "float32",
 }
-MXFP4 = Scaled("mxfp4", (1, 32), scale_dtype="uint8")
 
 
 def load(folder, **options):
@@ -110,7 +109,7 @@ def test_experts_are_quantised_on_load(tmp_path, values, name):
     folder = write_plain(tmp_path / "plain", values)
     found, expected = load(folder, quantization=name), load(folder)
     theirs = grouped(expected.model)
-    tolerance = {"fp8": 2**-4, "int8": 2**-7, "int4": 2**-3}[name]
+    tolerance = {"fp8": 2**-4, "int8": 2**-7, "int4": 2**-3, "mxfp4": 0.2}[name]
     for path, linear in grouped(found.model).items():
         ours, wanted = whole(linear), whole(theirs[path])
         assert linear.scheme == ON_LOAD[name]
@@ -120,6 +119,8 @@ def test_experts_are_quantised_on_load(tmp_path, values, name):
         limit = tolerance * np.abs(wanted).max(axes, keepdims=True)
         assert (np.abs(ours - wanted) <= limit).all()
         assert np.abs(ours - wanted).max() > 0
+    projection = found.model.layers[0].attention.qkv
+    assert projection.scheme == (UNQUANTISED if name == "mxfp4" else ON_LOAD[name])
 
 
 def test_a_fused_checkpoint_is_quantised_on_load(tmp_path):
@@ -133,41 +134,9 @@ def test_a_fused_checkpoint_is_quantised_on_load(tmp_path):
         assert (np.abs(whole(linear) - wanted) <= limit).all()
 
 
-def packed(weight):
-    """(blocks, scales, what they mean) of [J, outputs, inputs] in MXFP4."""
-    J, outputs, inputs = weight.shape
-    groups = weight.reshape(J, outputs, inputs // 32, 32)
-    exponent = np.floor(np.log2(np.maximum(np.abs(groups).max(-1), 2.0**-20))) - 2
-    codes = np.array([*FP4, *(-v for v in FP4)])
-    index = np.abs((groups / 2.0 ** exponent[..., None])[..., None] - codes).argmin(-1)
-    exact = codes[index] * 2.0 ** exponent[..., None]
-    index = index.astype(np.uint8)
-    blocks = np.ascontiguousarray(index[..., 0::2] | (index[..., 1::2] << 4))
-    return blocks, (exponent + 127).astype(np.uint8), exact.reshape(weight.shape)
-
-
-def write_mxfp4(root, change=lambda tensors: None, values=GPT_OSS):
-    """(the folder of gpt-oss in MXFP4, the plain one of the same weights)."""
-    tensors = load_file(write_plain(root / "random", values) / "model.safetensors")
-    stored = {}
-    for name, value in tensors.items():
-        if not name.endswith(("gate_up_proj", "down_proj")):
-            stored[name] = value
-            continue
-        blocks, scales, exact = packed(value.swapaxes(1, 2))
-        stored |= {f"{name}_blocks": blocks, f"{name}_scales": np.ascontiguousarray(scales)}
-        tensors[name] = np.ascontiguousarray(exact.swapaxes(1, 2)).astype(np.float32)
-    change(stored)
-    quantised = values | {"quantization_config": {"quant_method": "mxfp4"}}
-    return (
-        write_tensors(root / "packed", quantised, stored),
-        write_tensors(root / "exact", values, tensors),
-    )
-
-
 @pytest.mark.parametrize("dequantize", [False, True])
 def test_mxfp4_stays_as_it_is_stored(tmp_path, dequantize):
-    folder, exact = write_mxfp4(tmp_path)
+    folder, exact = write_mxfp4(tmp_path, GPT_OSS)
     found, wanted = load(folder, dequantize=dequantize), load(exact)
     for path, linear in grouped(found.model).items():
         theirs = grouped(wanted.model)[path]
@@ -179,6 +148,32 @@ def test_mxfp4_stays_as_it_is_stored(tmp_path, dequantize):
     assert qkv.scheme == UNQUANTISED
 
 
+def test_the_weights_of_mxfp4_are_quantised_to_themselves(tmp_path):
+    folder, exact = write_mxfp4(tmp_path, GPT_OSS)
+    found, wanted = load(exact, quantization="mxfp4"), load(folder)
+    for path, linear in grouped(found.model).items():
+        theirs = grouped(wanted.model)[path]
+        assert linear.scheme == theirs.scheme == MXFP4
+        assert linear.leaves.keys() == theirs.leaves.keys()
+        for name, leaf in linear.leaves.items():
+            np.testing.assert_array_equal(leaf, theirs.leaves[name], f"{path} {name}")
+
+
+@pytest.mark.parametrize("sizes", [{"moe_intermediate_size": 48}, {"hidden_size": 72}])
+def test_inputs_that_are_no_whole_groups_are_refused(tmp_path, sizes):
+    folder = write_plain(tmp_path / "plain", QWEN2_MOE | sizes)
+    [size] = sizes.values()
+    with pytest.raises(models.CheckpointError, match=f"is {size}, no multiple of it; choose one"):
+        load(folder, quantization="mxfp4")
+
+
+@pytest.mark.parametrize("values", [LLAMA, QWEN2_MOE | {"mlp_only_layers": [0, 1]}])
+def test_mxfp4_is_refused_without_experts(tmp_path, values):
+    folder = write_plain(tmp_path / "plain", values)
+    with pytest.raises(models.CheckpointError, match=r"has none; choose one of fp8, int8, int4$"):
+        load(folder, quantization="mxfp4")
+
+
 @pytest.mark.parametrize(
     ("exponent", "message"), [(255, "not numbers"), (129, r"the scale 2\*\*2")]
 )
@@ -186,7 +181,7 @@ def test_scales_of_mxfp4_that_no_kernel_takes_are_refused(tmp_path, exponent, me
     def change(tensors):
         tensors["model.layers.1.mlp.experts.down_proj_scales"][0, 3, 0] = exponent
 
-    folder, _ = write_mxfp4(tmp_path, change)
+    folder, _ = write_mxfp4(tmp_path, GPT_OSS, change)
     with pytest.raises(models.CheckpointError, match=message):
         load(folder)
 
@@ -194,7 +189,7 @@ def test_scales_of_mxfp4_that_no_kernel_takes_are_refused(tmp_path, exponent, me
 @pytest.mark.parametrize("lost", ["down_proj_scales", "gate_up_proj_blocks"])
 def test_a_tensor_that_mxfp4_lacks_is_named(tmp_path, lost):
     name = f"model.layers.1.mlp.experts.{lost}"
-    folder, _ = write_mxfp4(tmp_path, lambda tensors: tensors.pop(name))
+    folder, _ = write_mxfp4(tmp_path, GPT_OSS, lambda tensors: tensors.pop(name))
     with pytest.raises(models.CheckpointError, match=lost):
         load(folder)
 
@@ -204,7 +199,7 @@ def test_a_wrong_shape_is_named(tmp_path):
         name = "model.layers.0.mlp.experts.down_proj_scales"
         tensors[name] = np.ascontiguousarray(tensors[name][:, :-1])
 
-    folder, _ = write_mxfp4(tmp_path, change)
+    folder, _ = write_mxfp4(tmp_path, GPT_OSS, change)
     with pytest.raises(models.CheckpointError, match=r"down_proj_scales.*has the shape"):
         load(folder)
 
@@ -236,7 +231,7 @@ def test_a_mesh_has_the_same_weights(tmp_path, name):
     wide, on_load = QWEN2_MOE | {"moe_intermediate_size": 64}, ""
     if name == "mxfp4":
         sizes = {"intermediate_size": 64, "num_key_value_heads": 2}
-        folder, _ = write_mxfp4(tmp_path, values=GPT_OSS | sizes)
+        folder, _ = write_mxfp4(tmp_path, GPT_OSS | sizes)
     elif name == "int8 on load":
         folder, on_load = write_plain(tmp_path / "plain", wide), "int8"
     else:
