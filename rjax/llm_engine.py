@@ -72,14 +72,13 @@ class LLMEngine(LLM):
         (found,) = encoded = self._prompts.encode([prompt])
         raise_first_refusal(encoded)
         assert isinstance(found, Prompt) and found.token_ids is not None
-        salt = {} if cache_salt is None else {"cache_salt": cache_salt}
         self.engine.add_request(
             request_id,
             found.token_ids,
             params.clone(),
             prompt=found.text,
             priority=priority,
-            **salt,
+            cache_salt=cache_salt,
         )
 
     @synchronized
