@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rjax.pallas_kernels.attention.mosaic import PackedPlan, pack_plan
-from rjax.pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
-from rjax.pallas_kernels.attention.mosaic.work_tile import KV_START, KV_STOP
+from rjax.pallas_kernels.attention.mosaic.tile_scheduler import KV_START, KV_STOP, TileScheduler
 from rjax.pallas_kernels.attention.planner import PlanShape, plan_attention
 from rjax.pallas_kernels.attention.reference import paged_attention_reference
 from rjax.pallas_kernels.attention.spec import AttentionSpec

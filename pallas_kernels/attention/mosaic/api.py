@@ -17,8 +17,8 @@ from rjax.pallas_kernels.attention.mosaic.config import (
     q_box_rows,
 )
 from rjax.pallas_kernels.attention.mosaic.launch import Operands, attention_call
-from rjax.pallas_kernels.attention.mosaic.pack import PackedPlan, pack_plan
 from rjax.pallas_kernels.attention.mosaic.refusal import shape_refusal
+from rjax.pallas_kernels.attention.mosaic.tile_scheduler import PackedPlan, pack_plan
 from rjax.pallas_kernels.attention.options import apply_sinks, check_per_head
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.attention.work_list import AttentionPlan

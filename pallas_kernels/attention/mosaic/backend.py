@@ -3,8 +3,8 @@
 from rjax.pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
 from rjax.pallas_kernels.attention.mosaic.api import paged_attention, unmerged_attention
 from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, WGMMA_M
-from rjax.pallas_kernels.attention.mosaic.pack import pack_plan
 from rjax.pallas_kernels.attention.mosaic.refusal import COMPUTE_CAPABILITIES, refusal
+from rjax.pallas_kernels.attention.mosaic.tile_scheduler import pack_plan
 from rjax.pallas_kernels.attention.planner import CostModel
 from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.pallas_kernels.mosaic_emit import num_sms

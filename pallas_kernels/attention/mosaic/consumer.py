@@ -32,7 +32,7 @@ from rjax.pallas_kernels.attention.mosaic.fragment_io import load_tile
 from rjax.pallas_kernels.attention.mosaic.mainloop import Mainloop, MainloopInputs
 from rjax.pallas_kernels.attention.mosaic.softmax import normalize
 from rjax.pallas_kernels.attention.mosaic.swap_ab_decode import run_swap_ab_decode
-from rjax.pallas_kernels.attention.mosaic.work_tile import WorkTile
+from rjax.pallas_kernels.attention.mosaic.tile_scheduler import WorkTile
 
 _REGISTERS = 232  # a thread
 

@@ -20,6 +20,7 @@ from jaxlib.mlir.dialects import arith, memref, scf, vector
 
 from rjax.pallas_kernels.attention.mosaic import fragment_io
 from rjax.pallas_kernels.attention.mosaic.config import WGMMA_M
+from rjax.pallas_kernels.attention.mosaic.cta import Results
 from rjax.pallas_kernels.attention.mosaic.swap_ab_fragments import (
     COLUMNS,
     extract,
@@ -41,19 +42,6 @@ from rjax.pallas_kernels.mosaic_emit import (
 
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = plgpu.Layout.WGMMA.reduce(1)
-
-
-class Results(NamedTuple):
-    """Results in GMEM.
-
-    out: 16-bit [T, N, H]; lse: float32 [T, N]; partial_out: 16-bit [X, N, H]; partial_lse: float32
-    [X, N].
-    """
-
-    out: Any
-    lse: Any
-    partial_out: Any
-    partial_lse: Any
 
 
 class OutputRows(NamedTuple):

@@ -18,8 +18,7 @@ from jax.experimental import pallas as pl
 
 from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KernelConfig
 from rjax.pallas_kernels.attention.mosaic.consumer import run_consumer
-from rjax.pallas_kernels.attention.mosaic.cta import Cta
-from rjax.pallas_kernels.attention.mosaic.memory import GlobalMemory, KernelShape, SharedMemory
+from rjax.pallas_kernels.attention.mosaic.cta import Cta, GlobalMemory, KernelShape, SharedMemory
 from rjax.pallas_kernels.attention.mosaic.producer import run_producer
 from rjax.pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
 from rjax.pallas_kernels.mosaic_emit import begin_kernel

@@ -11,10 +11,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32, Int
 
 from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KernelConfig, swap_ab_columns
+from rjax.pallas_kernels.attention.mosaic.cta import KernelShape, SharedMemory
 from rjax.pallas_kernels.attention.mosaic.epilogue import Results
 from rjax.pallas_kernels.attention.mosaic.kernel import CTA_AXIS, WARPGROUP_AXIS, make_kernel
-from rjax.pallas_kernels.attention.mosaic.memory import KernelShape, SharedMemory
-from rjax.pallas_kernels.attention.mosaic.pack import PackedPlan
+from rjax.pallas_kernels.attention.mosaic.tile_scheduler import PackedPlan
 
 
 class Operands(NamedTuple):

@@ -21,9 +21,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, WGMMA_M
-from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile
+from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile, KVPipeline
 from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
-from rjax.pallas_kernels.attention.mosaic.pipeline import KVPipeline
 from rjax.pallas_kernels.attention.mosaic.softmax import (
     Softmax,
     SoftmaxState,

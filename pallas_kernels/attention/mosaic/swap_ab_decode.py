@@ -22,11 +22,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from rjax.pallas_kernels.attention.mosaic.alibi import add_alibi_bias
 from rjax.pallas_kernels.attention.mosaic.config import KV_TILE
-from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile
+from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile, KVPipeline
 from rjax.pallas_kernels.attention.mosaic.epilogue import OutputRow, store_swap_ab
 from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
 from rjax.pallas_kernels.attention.mosaic.mainloop import clear_unused_rows
-from rjax.pallas_kernels.attention.mosaic.pipeline import KVPipeline
 from rjax.pallas_kernels.attention.mosaic.softmax import (
     INITIAL_MAX,
     SoftmaxState,
