@@ -1,12 +1,13 @@
 """The multi-row mainloop: online-softmax attention of 64 matrix rows over a work tile's KV steps.
 
-One consumer warpgroup computes S = Q K^T and O += P V with wgmma: Q and K from SMEM, P from
-registers, V from SMEM, S and O in registers. In a cooperative work tile it reads both 64-token
-tiles of a step, in a head pair the one of its own KV head. A part of a step is one or two tiles
-whose scores fit in registers together: two for 16-bit KV and head dims up to 128, else one. With
-ping-pong the two warpgroups of a cooperative work tile take turns on the tensor cores, half a part
-apart, so that the softmax of one overlaps the products of the other. Reads 2 * 64 * H * itemsize
-bytes of SMEM a tile; writes SMEM only to clear unused V rows. GMEM is untouched.
+One consumer warpgroup stages its queries for wgmma, then computes S = Q K^T and O += P V: Q and K
+from SMEM, P from registers, V from SMEM, S and O in registers. In a cooperative work tile it reads
+both 64-token tiles of a step, in a head pair the one of its own KV head. A part of a step is one or
+two tiles whose scores fit in registers together: two for 16-bit KV and head dims up to 128, else
+one. With ping-pong the two warpgroups of a cooperative work tile take turns on the tensor cores,
+half a part apart, so that the softmax of one overlaps the products of the other. Reads
+2 * 64 * H * itemsize bytes of SMEM a tile and writes SMEM only for the queries and to clear unused
+V rows. Writes 2 * H + 4 bytes a live matrix row to GMEM.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -20,13 +21,22 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from rjax.pallas_kernels.attention.mosaic.alibi import gather_heads
 from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, WGMMA_M
-from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile, KVPipeline
-from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
+from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile, KVPipeline, specialize
+from rjax.pallas_kernels.attention.mosaic.epilogue import (
+    OutputRows,
+    gather_rows,
+    store_lse,
+    store_rows,
+)
+from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles, split_queries
+from rjax.pallas_kernels.attention.mosaic.fragment_io import load_tile
 from rjax.pallas_kernels.attention.mosaic.softmax import (
     Softmax,
     SoftmaxState,
     initial_state,
+    normalize,
     rescale,
 )
 
@@ -34,18 +44,78 @@ _WGMMA = plgpu.Layout.WGMMA
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class MainloopInputs:
-    """What differs between the matrix rows of a work tile.
+class _Rows:
+    """A warpgroup's rows of a work tile; int32 scalars.
+
+    In a cooperative work tile the first warpgroup takes the first half of the item's rows and the
+    second one the rest; in a head pair each takes all rows of its KV head.
 
     Attributes:
-        positions: int32 [64], the position of each matrix row's query.
-        slopes: float32 [64], ALiBi slopes in score units, or None.
-        fp8: scales and scratch memory for fp8 pages; None for 16-bit pages.
+        shift: its first row in the item.
+        head: its KV head, which may be K where a head pair has no second one.
+        live: its rows, 0 if the head does not exist.
+        loaded: the same, but at least 1: without live rows it computes the last row and drops it.
+        first: the query row of its first matrix row.
     """
 
-    positions: Any
-    slopes: Any
-    fp8: Fp8Tiles | None
+    shift: Any
+    head: Any
+    live: Any
+    loaded: Any
+    first: Any
+
+    @classmethod
+    def of(cls, consumer: ConsumerTile) -> "_Rows":
+        cta, tile = consumer.cta, consumer.tile
+        shift = jnp.where(tile.cooperative, cta.wg * tile.warpgroup_rows, 0)
+        head = jnp.where(tile.cooperative, tile.head, tile.head + cta.wg)
+        share = jnp.clip(tile.num_rows - shift, 0, tile.warpgroup_rows)
+        live = jnp.where(tile.cooperative, share, tile.num_rows)
+        live = jnp.where(head < cta.shape.K, live, 0)
+        loaded = jnp.maximum(live, 1)
+        first = tile.row_start + jnp.minimum(shift, tile.num_rows - 1)
+        return cls(shift, head, live, loaded, first)
+
+
+def run_multi_row(consumer: ConsumerTile) -> None:
+    """Compute 64 matrix rows of a work tile and write their results."""
+    cta, tile = consumer.cta, consumer.tile
+    shape, gmem = cta.shape, cta.gmem
+    G = shape.G
+    rows = _Rows.of(consumer)
+    positions = gather_rows(gmem.positions, rows.first, rows.loaded, G)
+    entry = gather_rows(gmem.destinations, tile.result_slot + rows.shift, rows.loaded, G)
+    fp8 = _stage_queries(consumer, rows)
+    slopes = None
+    if gmem.alibi_slopes is not None:
+        slopes = gather_heads(gmem.alibi_slopes, rows.head * G, G)
+
+    # Only the mainloop is specialized: instruction fetches are cold in a whole step.
+    def run(cooperative: bool):
+        return Mainloop.of(consumer, positions, slopes, fp8, cooperative).run()
+
+    state = specialize(tile.cooperative, shape.has_cooperative, shape.has_multi_row_head_pairs, run)
+    target = OutputRows(entry, tile.row_start + rows.shift, rows.head * G, rows.live)
+    value, lse = normalize(state.acc, state.row_max, state.row_sum.sum(axis=1), consumer.v_scale, 0)
+    store_rows(gmem.results, value.astype(shape.q_dtype), target, G)
+    store_lse(gmem.results, lse, target, G)
+
+
+def _stage_queries(consumer: ConsumerTile, rows: _Rows) -> Fp8Tiles | None:
+    """Rewrite the query buffer in place, from rows to wgmma's layout."""
+    cta, shape = consumer.cta, consumer.cta.shape
+    fp8 = None
+    if shape.has_fp8_kv:
+        operands, q_scale = split_queries(consumer.q_rows)
+        fp8 = Fp8Tiles.of(consumer, q_scale)
+    else:
+        tile = load_tile(consumer.q_rows, rows.loaded * shape.G, shape.H, shape.q_dtype)
+        operands = (tile,)
+    plgpu.commit_smem()
+    for n, operand in enumerate(operands):
+        cta.smem.q_wgmma.at[consumer.q_buffer, n, pl.ds(0, WGMMA_M)][...] = operand
+    plgpu.commit_smem()
+    return fp8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,16 +138,24 @@ class Mainloop:
     order: Any
 
     @classmethod
-    def of(cls, consumer: ConsumerTile, inputs: MainloopInputs, cooperative: bool) -> "Mainloop":
-        """The loop of a work tile of the static kind ``cooperative``."""
+    def of(
+        cls, consumer: ConsumerTile, positions, slopes, fp8: Fp8Tiles | None, cooperative: bool
+    ) -> "Mainloop":
+        """The loop of a work tile of the static kind ``cooperative``.
+
+        Args:
+            positions: int32 [64], the position of each matrix row's query.
+            slopes: float32 [64], ALiBi slopes in score units, or None.
+            fp8: scales and scratch memory for fp8 pages; None for 16-bit pages.
+        """
         cta, tile = consumer.cta, consumer.tile
         halves = tuple(jnp.int32(n) for n in range(CONSUMERS)) if cooperative else (cta.wg,)
         softmax = Softmax.of(
             cta.cfg,
             tile.kv_stop,
-            inputs.positions,
-            inputs.slopes,
-            inputs.fp8,
+            positions,
+            slopes,
+            fp8,
             cta.pipeline.halves.dtype,
         )
         unmasked = jnp.int32(0)
