@@ -76,7 +76,7 @@ def q_box_rows(rows: int, group: int, head_dim: int) -> int:
 
 
 def swap_ab_columns(group: int, head_dim: int) -> int:
-    """Columns of the accumulator in ``swap_ab_decode``, for the ``group`` heads of one row.
+    """Columns of the accumulator in ``swap_ab``, for the ``group`` heads of one row.
 
     0 where swap-AB does not apply: more than 16 heads, or a head dim that is no multiple of the 64
     rows of wgmma.

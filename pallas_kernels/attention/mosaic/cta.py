@@ -29,7 +29,6 @@ from rjax.pallas_kernels.attention.mosaic.config import (
     KernelConfig,
     q_box_rows,
 )
-from rjax.pallas_kernels.attention.mosaic.swap_ab_smem import SwapAbSmem
 from rjax.pallas_kernels.attention.mosaic.tile_scheduler import (
     NUM_FIELDS,
     TileScheduler,
@@ -278,9 +277,9 @@ def _q_views(cfg: KernelConfig, shape: KernelShape) -> list[Any]:
         parts = (buffers, q_dtype.itemsize // kv_dtype.itemsize, cfg.q_rows, H)
         views.append(plgpu.SMEM(parts, kv_dtype, transforms=swizzled))
     if any(shape.uses_swap_ab):
-        q_shape, p_shape = SwapAbSmem.view_shapes(
-            cfg.q_rows, shape.swap_ab_columns, H, kv_dtype.itemsize
-        )
+        C, size = shape.swap_ab_columns, cfg.q_rows * H * 2
+        q_shape = (size // (C * H * kv_dtype.itemsize), C, H)
+        p_shape = (size // (C * KV_TILE * 2), C, KV_TILE)
         p_dtype = jnp.float16 if shape.has_fp8_kv else q_dtype
         p_transforms = wgmma_transforms(KV_TILE, 2)
         views.append(plgpu.SMEM((buffers, *q_shape), kv_dtype, transforms=swizzled))

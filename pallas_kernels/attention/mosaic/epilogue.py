@@ -3,7 +3,7 @@
 A row whose only result this is goes to (out, lse); the result of a row with several goes to a merge
 entry of (partial_out, partial_lse), which relay fusion reads. Rows beyond the live ones are
 dropped. Bytes: 2 * H + 4 a live row and head. The multi-row path writes 16 bytes a thread
-(``fragment_io``). Swap-AB decode writes number by number, because neighbours of a head dim are in
+(``fragments``). Swap-AB decode writes number by number, because neighbours of a head dim are in
 eight threads; that is one row a work tile.
 """
 
@@ -12,20 +12,24 @@ eight threads; that is one row a work tile.
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref, scf, vector
+from jaxlib.mlir.dialects import arith, memref, scf
 
-from rjax.pallas_kernels.attention.mosaic import fragment_io
-from rjax.pallas_kernels.attention.mosaic.config import WGMMA_M
 from rjax.pallas_kernels.attention.mosaic.cta import Results
-from rjax.pallas_kernels.attention.mosaic.swap_ab_fragments import (
+from rjax.pallas_kernels.attention.mosaic.fragments import (
     COLUMNS,
+    ROWS,
+    block_column,
+    element_address,
+    exchange,
+    exchange_blocks,
     extract,
+    row_registers,
     run_indices,
     store_number,
+    write_words,
 )
 from rjax.pallas_kernels.mosaic_emit import (
     GLOBAL,
@@ -34,6 +38,7 @@ from rjax.pallas_kernels.mosaic_emit import (
     address,
     div,
     i32,
+    i32_type,
     mul,
     pointer,
     rem,
@@ -41,7 +46,6 @@ from rjax.pallas_kernels.mosaic_emit import (
 )
 
 _WGMMA = plgpu.Layout.WGMMA
-_ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
 class OutputRows(NamedTuple):
@@ -69,33 +73,8 @@ class OutputRow(NamedTuple):
     live: Any
 
 
-_ROWS_TYPE = OutputRows(_ROW, SCALAR, SCALAR, SCALAR)
+_ROWS_TYPE = OutputRows(ROWS, SCALAR, SCALAR, SCALAR)
 _RESULTS_TYPE = Results(*(plgpu.RefType() for _ in Results._fields))
-
-
-def gather_rows(table, base, live, group: int):
-    """``table[base + min(m // group, live - 1)]`` for the 64 matrix rows m of a tile.
-
-    table: int32 [A] GMEM; base, live: int32 scalars, live >= 1. Returns int32 [64].
-    """
-
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), SCALAR, SCALAR),
-        return_type=plgpu.ShapeDtypeStruct((WGMMA_M,), jnp.int32, layout=_ROW),
-    )
-    def gather(_, ref, base_, live_):
-        index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
-        [start], [rows] = base_.registers.flat, live_.registers.flat
-        last = arith.subi(rows, mgpu.c(1, i32))
-
-        def element(m):
-            row = arith.divui(arith.index_cast(i32, m), mgpu.c(group, i32))
-            row = arith.addi(start, arith.minsi(row, last))
-            return memref.load(ref, [arith.index_cast(index, row)])
-
-        return mgpu.FragmentedArray.build((WGMMA_M,), _ROW.to_mgpu(), element, is_signed=True)
-
-    return gather(table, base, live)
 
 
 def store_rows(results: Results, value, rows: OutputRows, group: int) -> None:
@@ -103,19 +82,17 @@ def store_rows(results: Results, value, rows: OutputRows, group: int) -> None:
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), _WGMMA, _ROWS_TYPE))
     def store(_, out_, partial_, value_, rows_):
-        i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
+        i64 = ir.IntegerType.get_signless(64)
         targets = _ThreadRows(rows_, group)
         N, H = ir.MemRefType(out_.type).shape[1:]
         for which in range(2):
-            words = [
-                mgpu.utils.bitcast(r, i32) for _, r in fragment_io.row_registers(value_, which)
-            ]
+            words = [mgpu.utils.bitcast(r, i32_type()) for _, r in row_registers(value_, which)]
             parts = [
                 (
-                    fragment_io.block_column(first, runs),
-                    fragment_io.exchange(words[first : first + runs]),
+                    block_column(first, runs),
+                    exchange(words[first : first + runs]),
                 )
-                for first, runs in fragment_io.exchange_blocks(len(words))
+                for first, runs in exchange_blocks(len(words))
             ]
             head, target, direct, live = targets.of(which)
             head, target = (arith.index_cast(i64, x) for x in (head, target))
@@ -123,13 +100,13 @@ def store_rows(results: Results, value, rows: OutputRows, group: int) -> None:
             element = arith.muli(row, mgpu.c(H, i64))
             start = arith.select(
                 direct,
-                fragment_io.element_address(out_, element),
-                fragment_io.element_address(partial_, element),
+                element_address(out_, element),
+                element_address(partial_, element),
             )
             with mgpu.when(live):
                 for column, block in parts:
-                    offset = arith.extui(i64, arith.muli(column, mgpu.c(2, i32)))
-                    fragment_io.write_words(arith.addi(start, offset), block, GLOBAL)
+                    offset = arith.extui(i64, mul(column, 2))
+                    write_words(arith.addi(start, offset), block, GLOBAL)
 
     store(results.out, results.partial_out, value, rows)
 
@@ -137,12 +114,12 @@ def store_rows(results: Results, value, rows: OutputRows, group: int) -> None:
 def store_lse(results: Results, value, rows: OutputRows, group: int) -> None:
     """Write the LSE of the live rows; value: float32 [64] in registers."""
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), _ROW, _ROWS_TYPE))
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), ROWS, _ROWS_TYPE))
     def store(_, out_, partial_, value_, rows_):
         targets = _ThreadRows(rows_, group)
         for which, register in enumerate(value_.registers.flat):
             if isinstance(register.type, ir.VectorType):
-                register = _scalar(register)
+                register = extract(register, 0)
             head, target, direct, live = targets.of(which)
             with mgpu.when(live):
                 branch = scf.IfOp(direct, has_else=True)
@@ -168,24 +145,17 @@ class _ThreadRows:
 
     def of(self, which: int):
         """(head, row or merge entry, whether it is a row of the output, whether to write it)."""
-        index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
-        m = arith.index_cast(i32, self._matrix_rows[which])
-        row = arith.divui(m, mgpu.c(self._group, i32))
-        head = arith.addi(self._head0, arith.remui(m, mgpu.c(self._group, i32)))
+        index = ir.IndexType.get()
+        m = arith.index_cast(i32_type(), self._matrix_rows[which])
+        row = div(m, self._group)
+        head = arith.addi(self._head0, rem(m, self._group))
         entry = self._entry[which]
         if isinstance(entry.type, ir.VectorType):
-            entry = _scalar(entry)
-        direct = arith.cmpi(arith.CmpIPredicate.slt, entry, mgpu.c(0, i32))
+            entry = extract(entry, 0)
+        direct = arith.cmpi(arith.CmpIPredicate.slt, entry, i32(0))
         target = arith.select(direct, arith.addi(self._row0, row), entry)
         live = arith.cmpi(arith.CmpIPredicate.slt, row, self._live)
         return arith.index_cast(index, head), arith.index_cast(index, target), direct, live
-
-
-def _scalar(register):
-    """The number in a vector of one."""
-    return vector.extract(
-        register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0])
-    )
 
 
 def store_swap_ab(results: Results, value, lse, row: OutputRow, group: int) -> None:

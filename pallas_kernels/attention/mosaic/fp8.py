@@ -20,14 +20,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref
+from jaxlib.mlir.dialects import arith, llvm, memref
 
 from rjax.pallas_kernels.attention.mosaic.config import KV_TILE
 from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile
-from rjax.pallas_kernels.mosaic_emit import SCALAR
+from rjax.pallas_kernels.attention.mosaic.fragments import extract, pair_type
+from rjax.pallas_kernels.mosaic_emit import SCALAR, i32, i32_type
 
 _WGMMA_8BIT = plgpu.Layout.WGMMA_8BIT
 _MIN_ABS_MAX = 2.0**-100  # so that rows of zeros do not divide by zero
+_MIN_EXPONENT = 27 << 23  # the bits of ``_MIN_ABS_MAX``
+_EXPONENT_MASK = 0x7F800000
 
 
 def split_queries(ref):
@@ -40,13 +43,71 @@ def split_queries(ref):
     value = plgpu.load(ref, layout=_WGMMA_8BIT, optimized=False).astype(jnp.float32)
     largest = jnp.maximum(jnp.abs(value).max(axis=1), _MIN_ABS_MAX)
     # Scaling by a power of two is exact. The largest element is then between 128 and 256.
-    exponent = lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
+    exponent = lax.bitcast_convert_type(largest, jnp.int32) & _EXPONENT_MASK
     scale = lax.bitcast_convert_type(exponent, jnp.float32) * (1 / 128)
     inverse = lax.broadcast_in_dim(1 / scale, value.shape, [0])
     value = value * plgpu.layout_cast(inverse, _WGMMA_8BIT)
     high = value.astype(jnp.float8_e4m3fn)
     low = (value - high.astype(jnp.float32)).astype(jnp.float8_e4m3fn)
     return (high, low), scale
+
+
+def scale_of_words(runs: list[list], element):
+    """(numbers, scale, 1 / scale): a row's 16-bit words as float32 pairs, and its fp8 scale.
+
+    The scale is that of ``split_queries``. runs: the words that this thread holds of the row, which
+    sixteen threads share; element: their MLIR type.
+    """
+    numbers = [[_to_f32(word, element) for word in words] for words in runs]
+    flat = [x for words in numbers for pair in words for x in pair]
+    largest = _absolute(flat[0])
+    for x in flat[1:]:
+        largest = arith.maximumf(largest, _absolute(x))
+    for distance in (1, 2, 4, 8):
+        largest = arith.maximumf(largest, mgpu.utils.shfl_bfly(largest, distance))
+    exponent = arith.andi(mgpu.utils.bitcast(largest, i32_type()), i32(_EXPONENT_MASK))
+    exponent = arith.maxsi(exponent, i32(_MIN_EXPONENT))
+    # Powers of two: scaling by them rounds nothing. The largest comes to between 128 and 256.
+    f32 = ir.F32Type.get()
+    scale = mgpu.utils.bitcast(arith.subi(exponent, i32(7 << 23)), f32)
+    inverse = mgpu.utils.bitcast(arith.subi(i32(261 << 23), exponent), f32)
+    return numbers, scale, inverse
+
+
+def split_numbers(numbers: list[list], inverse):
+    """(high, low): two float32 pairs times ``inverse`` in two fp8 parts, two int16 each."""
+    scaled = [arith.mulf(x, inverse) for pair in numbers for x in pair]
+    high = [_to_fp8(scaled[n], scaled[n + 1]) for n in (0, 2)]
+    back = [x for pair in high for x in _from_fp8(pair)]
+    rest = [arith.subf(a, b) for a, b in zip(scaled, back, strict=True)]
+    return high, [_to_fp8(rest[n], rest[n + 1]) for n in (0, 2)]
+
+
+def _absolute(x):
+    bits = arith.andi(mgpu.utils.bitcast(x, i32_type()), i32(0x7FFFFFFF))
+    return mgpu.utils.bitcast(bits, ir.F32Type.get())
+
+
+def _to_f32(word, element):
+    """The two 16-bit numbers in a word."""
+    pair = mgpu.utils.bitcast(word, pair_type(element))
+    return [arith.extf(ir.F32Type.get(), extract(pair, n)) for n in range(2)]
+
+
+def _to_fp8(first, second):
+    """Two float32 numbers as float8_e4m3fn, int16."""
+    return llvm.inline_asm(
+        ir.IntegerType.get_signless(16),
+        [second, first],
+        "cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;",
+        "=h,f,f",
+    )
+
+
+def _from_fp8(pair):
+    """The two float8_e4m3fn numbers in an int16, as float32."""
+    word = llvm.inline_asm(i32_type(), [pair], "cvt.rn.f16x2.e4m3x2 $0, $1;", "=r,h")
+    return _to_f32(word, ir.F16Type.get())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,12 +143,12 @@ class PageScales:
             return_type=plgpu.ShapeDtypeStruct((KV_TILE,), jnp.float32, layout=layout),
         )
         def gather(_, table_, scales_, scalars_):
-            index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
+            index = ir.IndexType.get()
             start, row, head, last = (x.registers.flat[0] for x in scalars_)
 
             def element(token):
-                token = arith.addi(start, arith.index_cast(i32, token))
-                number = arith.minsi(arith.divui(token, mgpu.c(self.page_size, i32)), last)
+                token = arith.addi(start, arith.index_cast(i32_type(), token))
+                number = arith.minsi(arith.divui(token, i32(self.page_size)), last)
                 at = [arith.index_cast(index, x) for x in (row, number)]
                 page = memref.load(table_, at)
                 return memref.load(scales_, [arith.index_cast(index, x) for x in (page, head)])

@@ -37,7 +37,7 @@ from rjax.pallas_kernels.attention.mosaic.cta import (
 )
 from rjax.pallas_kernels.attention.mosaic.mainloop import run_multi_row
 from rjax.pallas_kernels.attention.mosaic.producer import run_producer
-from rjax.pallas_kernels.attention.mosaic.swap_ab_decode import run_swap_ab_decode
+from rjax.pallas_kernels.attention.mosaic.swap_ab import run_swap_ab_decode
 from rjax.pallas_kernels.attention.mosaic.tile_scheduler import (
     PackedPlan,
     TileScheduler,

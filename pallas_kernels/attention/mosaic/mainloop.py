@@ -21,17 +21,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from rjax.pallas_kernels.attention.mosaic.alibi import gather_heads
 from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, WGMMA_M
 from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile, KVPipeline, specialize
-from rjax.pallas_kernels.attention.mosaic.epilogue import (
-    OutputRows,
-    gather_rows,
-    store_lse,
-    store_rows,
-)
+from rjax.pallas_kernels.attention.mosaic.epilogue import OutputRows, store_lse, store_rows
 from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles, split_queries
-from rjax.pallas_kernels.attention.mosaic.fragment_io import load_tile
+from rjax.pallas_kernels.attention.mosaic.fragments import gather_heads, gather_rows, load_tile
 from rjax.pallas_kernels.attention.mosaic.softmax import (
     Softmax,
     SoftmaxState,

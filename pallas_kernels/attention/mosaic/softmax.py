@@ -25,7 +25,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from rjax.pallas_kernels.attention.mosaic.alibi import add_alibi_bias
 from rjax.pallas_kernels.attention.mosaic.config import KV_TILE, WGMMA_M, KernelConfig
 from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
 from rjax.pallas_kernels.mosaic_emit import SCALAR
@@ -44,7 +43,7 @@ class SoftmaxState(NamedTuple):
 
     acc: [64, H], the sum of probabilities times values, relative to ``row_max``. row_max: [64],
     highest score so far as an exponent of two, whole. row_sum: [64, 8], partial sums of the
-    probabilities. Swap-AB decode has the transposed shapes, see ``swap_ab_decode``.
+    probabilities. Swap-AB decode has the transposed shapes, see ``swap_ab``.
     """
 
     acc: Any
@@ -221,6 +220,21 @@ def soft_cap_scores(products, scale: float, soft_cap: float):
     x = products * (scale / soft_cap)
     root = lax.rsqrt(jnp.exp2(x * (2 * math.log2(math.e))) + 1)
     return 1 - 2 * root * root
+
+
+def add_alibi_bias(scores, slopes, tokens, first, positions, axis: int):
+    """scores + slope * (key position - query position), for keys at ``first + tokens``.
+
+    slopes: float32, in score units, along ``axis`` of the scores; tokens: int32, of the scores'
+    shape; positions: int32, positions of the queries, in the slopes' shape or a scalar.
+    Method: Press et al., 2022.
+    """
+
+    def broadcast(x):
+        return lax.broadcast_in_dim(x, scores.shape, [axis])
+
+    at_first = slopes * (first - positions).astype(jnp.float32)
+    return scores + (broadcast(at_first) + broadcast(slopes) * tokens.astype(jnp.float32))
 
 
 def _across(row, shape):
