@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_roofline import DecodeCase
-from rjax.pallas_kernels.attention.planner import plan_attention
+from rjax.pallas_kernels.attention.plan.host import plan_attention
 from rjax.worker.programs.keys import step_key
 from rjax.worker.step_input import StepInput
 from rjax.worker.step_shape import StepShape

@@ -53,7 +53,7 @@ from rjax.models import ModelConfig, config_from_dict, init_model
 from rjax.models.formats import ON_LOAD
 from rjax.models.loading.linear_modules import with_quantization
 from rjax.models.sharding import TENSOR_AXIS, parameter_sharding
-from rjax.pallas_kernels.attention.planner import (
+from rjax.pallas_kernels.attention.plan.host import (
     Sharing,
     plan_attention,
 )

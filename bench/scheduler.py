@@ -37,8 +37,8 @@ from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
 from rjax.gc_freeze import freeze_gc_heap
-from rjax.pallas_kernels.attention.planner import CostModel, PlanShape
-from rjax.pallas_kernels.attention.split_policy import SplitPolicy
+from rjax.pallas_kernels.attention.plan.host import CostModel, PlanShape
+from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.step_input import PackedLayouts
 from rjax.worker.step_input_builder import StepInputBuilder

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.ceilings import Ceilings
-from rjax.pallas_kernels.attention.planner import PlanShape, plan_attention
+from rjax.pallas_kernels.attention.plan.host import PlanShape, plan_attention
+from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.attention.split_policy import SplitPolicy
-from rjax.pallas_kernels.attention.work_list import AttentionPlan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

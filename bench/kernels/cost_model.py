@@ -27,8 +27,8 @@ from bench.kernels.pool_runner import PoolRunner
 from rjax.benchmarks.options import wholes
 from rjax.benchmarks.records import record, save
 from rjax.config import PAGE_SIZES
-from rjax.pallas_kernels.attention.planner import CostModel
-from rjax.pallas_kernels.attention.work_list import AttentionPlan
+from rjax.pallas_kernels.attention.plan.host import CostModel
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
 from rjax.worker.cost_model import Fitted, keep_cost_model
 
 COLUMNS = {

@@ -18,9 +18,9 @@ from bench.kernels.backends import Kernel
 from bench.kernels.cases import Case
 from bench.kernels.run_case import CACHE_BYTES
 from bench.kernels.timing import seconds_per_call
-from rjax.pallas_kernels.attention.planner import PlanShape, plan_attention
+from rjax.pallas_kernels.attention.plan.host import PlanShape, plan_attention
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
 from rjax.pallas_kernels.attention.reference import paged_attention_reference
-from rjax.pallas_kernels.attention.work_list import AttentionPlan
 
 _CHAIN = {"gpu": 48, "cpu": 2}  # calls in one program
 _COPIES = {"gpu": 16, "cpu": 1}  # sets of pages that the calls of a program cycle through

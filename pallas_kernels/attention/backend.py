@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from rjax.pallas_kernels.attention.planner import CostModel
-from rjax.pallas_kernels.attention.split_policy import SplitPolicy
+from rjax.pallas_kernels.attention.plan.host import CostModel
+from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.attention.work_list import AttentionPlan
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
 
 
 def check_per_head(heads: int, **options: Float[Array, " N"] | None) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from rjax.batch.scheduled_sequence import ScheduledSequence
-from rjax.pallas_kernels.attention.planner import PlanStats
+from rjax.pallas_kernels.attention.plan.host import PlanStats
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from rjax.engine.block_manager import BlockManager
 from rjax.engine.request_stats import RequestStats
 from rjax.engine.scheduler import Scheduler
 from rjax.outputs import RequestMetrics
-from rjax.pallas_kernels.attention.planner import PlanStats
+from rjax.pallas_kernels.attention.plan.host import PlanStats
 
 
 @dataclasses.dataclass(slots=True)

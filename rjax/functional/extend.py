@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rjax.functional.setup import Setup
 from rjax.functional.state import DecodeState
-from rjax.pallas_kernels.attention.device_planner import plan_on_device
+from rjax.pallas_kernels.attention.plan.device import plan_on_device
 from rjax.worker.paged_operations import PagedOperations
 from rjax.worker.step_input import StepInput
 

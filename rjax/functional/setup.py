@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from rjax.errors import InvalidConfigError
 from rjax.models import Decoder, ModelConfig, bytes_of_device
 from rjax.models.sharding import check_mesh, single_device_mesh
-from rjax.pallas_kernels.attention.planner import PlanShape, Sharing, choose_kv_split_size
+from rjax.pallas_kernels.attention.plan.host import PlanShape, Sharing, choose_kv_split_size
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.cost_model import fitted_cost_model
 

@@ -15,7 +15,7 @@ from rjax.pallas_kernels.attention.backend import (
     AttentionTuning,
     DeviceInfo,
 )
-from rjax.pallas_kernels.attention.planner import PlanShape, choose_kv_split_size
+from rjax.pallas_kernels.attention.plan.host import PlanShape, choose_kv_split_size
 from rjax.pallas_kernels.attention.registry import BACKENDS
 from rjax.worker.kernels import Dispatcher
 from rjax.worker.kernels.row_counts import streamed_rows

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from rjax.models import ModelConfig
-from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.worker.backend import Backend
 
 FOLDER = "~/.cache/rjax/cost_models"

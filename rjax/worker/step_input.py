@@ -11,9 +11,9 @@ from jaxtyping import Array, Int
 
 from rjax.batch.page_groups import PageGroups, first_page
 from rjax.batch.scheduled_sequence import ScheduledSequence
-from rjax.pallas_kernels.attention.check import check_values, check_writes
-from rjax.pallas_kernels.attention.planner import PlanStats, Sharing, plan_attention
-from rjax.pallas_kernels.attention.work_list import AttentionPlan
+from rjax.pallas_kernels.attention.plan.check import check_values, check_writes
+from rjax.pallas_kernels.attention.plan.host import PlanStats, Sharing, plan_attention
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
 from rjax.worker.step_shape import StepShape
 
 type IntArray = Array | np.ndarray

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Int
 
 from rjax.batch.scheduled_sequence import ScheduledSequence
-from rjax.pallas_kernels.attention.planner import PlanShape, PlanStats, Sharing
-from rjax.pallas_kernels.attention.work_list import AttentionPlan
+from rjax.pallas_kernels.attention.plan.host import PlanShape, PlanStats, Sharing
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.step_input import (
     PackedLayouts,

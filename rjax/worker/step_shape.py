@@ -8,7 +8,7 @@ from rjax.batch.page_groups import PageGroups
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence
 from rjax.batch.step_limits import StepLimits
-from rjax.pallas_kernels.attention.planner import PlanShape
+from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.sampling import SamplerMode, step_mode
 
 

@@ -8,7 +8,7 @@ from rjax.batch.page_groups import PageGroups, pages_held
 from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
 from rjax.models import ModelConfig
-from rjax.pallas_kernels.attention.planner import PlanShape
+from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.worker.backend import Backend
 from rjax.worker.kv_cache import page_bytes
 from rjax.worker.memory_sizing import gpu_pool_pages

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rjax.pallas_kernels.attention.check import check_values, check_writes
-from rjax.pallas_kernels.attention.device_planner import plan_on_device
 from rjax.pallas_kernels.attention.options import check_shapes
-from rjax.pallas_kernels.attention.planner import PlanShape, plan_attention
+from rjax.pallas_kernels.attention.plan.check import check_values, check_writes
+from rjax.pallas_kernels.attention.plan.device import plan_on_device
+from rjax.pallas_kernels.attention.plan.host import PlanShape, plan_attention
 
 S, SPLIT, TILE = 4, 8, 3
 

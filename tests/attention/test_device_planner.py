@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rjax.pallas_kernels.attention.device_planner import plan_on_device
-from rjax.pallas_kernels.attention.planner import CostModel, PlanShape, plan_attention
-from rjax.pallas_kernels.attention.split_policy import SplitPolicy
+from rjax.pallas_kernels.attention.plan.device import plan_on_device
+from rjax.pallas_kernels.attention.plan.host import CostModel, PlanShape, plan_attention
+from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 
 S, MAX_CONTEXT, SEQS, Q = 8, 128, 8, 6
 DECODE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=3, kv_split_size=16)

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rjax.pallas_kernels.attention.planner import (
+from rjax.pallas_kernels.attention.plan.host import (
     MAX_PARTIAL_RESULTS,
     CostModel,
     PlanShape,
     choose_kv_split_size,
     plan_attention,
 )
+from rjax.pallas_kernels.attention.plan.splits import MAX_COALESCED_SPLITS, SplitPolicy
 from rjax.pallas_kernels.attention.reference import paged_attention_reference
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.attention.split_policy import MAX_COALESCED_SPLITS, SplitPolicy
 from rjax.pallas_kernels.attention.xla import paged_attention
 
 S, MAX_CONTEXT, ROWS, SEQS = 8, 128, 48, 8

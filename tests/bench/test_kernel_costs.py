@@ -13,7 +13,7 @@ from bench.kernels.cases import make_plan
 from bench.kernels.pool_runner import PoolRunner
 from rjax.models import config_from_dict
 from rjax.models.sharding import single_device_mesh
-from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.worker import cost_model
 from rjax.worker.backend import choose_backend
 

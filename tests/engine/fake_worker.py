@@ -16,7 +16,7 @@ from rjax.batch.step_worker import PoolSize
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
-from rjax.pallas_kernels.attention.planner import PlanStats
+from rjax.pallas_kernels.attention.plan.host import PlanStats
 
 
 def next_token(tokens, index: int, vocab: int) -> int:

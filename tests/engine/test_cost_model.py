@@ -10,7 +10,7 @@ import pytest
 from rjax.functional import prepare
 from rjax.models import config_from_dict, init_model
 from rjax.models.sharding import single_device_mesh
-from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.worker import cost_model
 from rjax.worker.backend import choose_backend
 from rjax.worker.cost_model import Fitted, fitted_cost_model, keep_cost_model

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import Activation, GroupedLinear, config_from_dict, place
 from rjax.models.schemes import UNQUANTISED
-from rjax.pallas_kernels.attention.planner import PlanShape
+from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.dispatcher import Dispatcher
 from rjax.worker.kernels.expert_advice import advise_whole_experts

@@ -4,7 +4,7 @@ import pytest
 
 from rjax.batch.step_limits import StepLimits, step_limits
 from rjax.config import SchedulerSettings
-from rjax.pallas_kernels.attention.planner import PlanShape
+from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.sampling import SamplingParams
 from rjax.worker.step_shape import ShapeTable
 

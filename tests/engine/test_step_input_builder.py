@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rjax.batch.page_groups import PageGroups
 from rjax.batch.scheduled_sequence import ScheduledSequence
-from rjax.pallas_kernels.attention.planner import PlanShape
+from rjax.pallas_kernels.attention.plan.host import PlanShape
+from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from rjax.pallas_kernels.attention.reference import paged_attention_reference
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.pallas_kernels.attention.xla.attention import paged_attention
 from rjax.sampling import SamplingParams
 from rjax.worker import step_input_builder

@@ -16,7 +16,7 @@ from rjax.errors import OutOfMemoryError
 from rjax.models import config_from_dict
 from rjax.models.formats.on_load import ON_LOAD
 from rjax.models.loading.linear_modules import with_quantization
-from rjax.pallas_kernels.attention.planner import PlanShape
+from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.sampling import SamplingParams
 from rjax.worker import memory_sizing
 from rjax.worker.memory_sizing import check_pool_fits, check_weights_fit, fit_pool

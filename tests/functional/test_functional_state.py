@@ -7,7 +7,7 @@ import pytest
 
 from rjax import functional
 from rjax.errors import InvalidConfigError
-from rjax.pallas_kernels.attention.device_planner import plan_on_device
+from rjax.pallas_kernels.attention.plan.device import plan_on_device
 from tests.functional.programs import dense_logprobs, prepared, prompts
 
 

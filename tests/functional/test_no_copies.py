@@ -11,7 +11,7 @@ from flax import nnx
 
 from rjax import functional
 from rjax.models.sharding import single_device_mesh
-from rjax.pallas_kernels.attention.planner import PlanShape
+from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.kv_cache import make_pools

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rjax.pallas_kernels.attention.planner import PlanShape, Sharing, plan_attention
-from rjax.pallas_kernels.attention.work_list import AttentionPlan
+from rjax.pallas_kernels.attention.plan.host import PlanShape, Sharing, plan_attention
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 
 from rjax.pallas_kernels.attention import mosaic, xla
 from rjax.pallas_kernels.attention.options import check_per_head
-from rjax.pallas_kernels.attention.planner import Sharing
+from rjax.pallas_kernels.attention.plan.host import Sharing
 from rjax.pallas_kernels.attention.reference import paged_attention_reference
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 

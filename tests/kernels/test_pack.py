@@ -10,10 +10,10 @@ import pytest
 
 from rjax.pallas_kernels.attention.mosaic import PackedPlan, pack_plan
 from rjax.pallas_kernels.attention.mosaic.tile_scheduler import KV_START, KV_STOP, TileScheduler
-from rjax.pallas_kernels.attention.planner import PlanShape, plan_attention
+from rjax.pallas_kernels.attention.plan.host import PlanShape, plan_attention
+from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from rjax.pallas_kernels.attention.reference import paged_attention_reference
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 
 pack = jax.jit(pack_plan, static_argnums=2)
 

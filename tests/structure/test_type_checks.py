@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from beartype import roar
 
-from rjax.pallas_kernels.attention.split_policy import Spans, SplitPolicy
+from rjax.pallas_kernels.attention.plan.splits import Spans, SplitPolicy
 from rjax.worker.multi_step_policy import MultiStepPolicy
 
 POLICY = SplitPolicy(1, 1, 1)

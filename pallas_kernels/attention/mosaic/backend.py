@@ -33,10 +33,10 @@ from rjax.pallas_kernels.attention.mosaic.config import (
 from rjax.pallas_kernels.attention.mosaic.kernel import Operands, attention_call
 from rjax.pallas_kernels.attention.mosaic.tile_scheduler import PackedPlan, pack_plan
 from rjax.pallas_kernels.attention.options import apply_sinks, check_per_head
-from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.plan.host import CostModel
+from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.attention.split_policy import SplitPolicy
-from rjax.pallas_kernels.attention.work_list import AttentionPlan
 from rjax.pallas_kernels.fp8 import Scales, check_scales
 from rjax.pallas_kernels.mosaic_emit import num_sms
 from rjax.pallas_kernels.relay_fusion.mosaic import merge_in_place, merge_rows

@@ -4,7 +4,7 @@ Triton is not installed everywhere: only a call of ``attention`` imports it.
 """
 
 from rjax.pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
-from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.pallas_kernels.attention.triton.config import BLOCK_M
 from rjax.pallas_kernels.attention.triton.pack import pack_plan
 from rjax.pallas_kernels.attention.triton.refusal import COMPUTE_CAPABILITIES, refusal

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan, WorkList, merge_destinations
 from rjax.pallas_kernels.attention.triton.config import BLOCK_M, small_block_m
-from rjax.pallas_kernels.attention.work_list import AttentionPlan, WorkList, merge_destinations
 
 FIELDS = 8  # one 32-byte sector a block
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rjax.pallas_kernels.attention.options import apply_sinks, check_per_head, check_shapes
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan, WorkList
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.attention.work_list import AttentionPlan, WorkList
 from rjax.pallas_kernels.fp8 import Scales, check_scales, scales_at
 from rjax.pallas_kernels.relay_fusion.xla import relay_fusion
 

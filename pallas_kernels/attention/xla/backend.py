@@ -6,7 +6,7 @@ from rjax.pallas_kernels.attention.backend import (
     AttentionTuning,
     DeviceInfo,
 )
-from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.pallas_kernels.attention.xla.attention import paged_attention
 
 _TUNING = AttentionTuning(

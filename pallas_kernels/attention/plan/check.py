@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int
 
-from rjax.pallas_kernels.attention.work_list import AttentionPlan, IntArray, WorkList
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan, IntArray, WorkList
 
 
 def check_values(

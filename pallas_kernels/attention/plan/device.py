@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from rjax.pallas_kernels.attention.planner import CostModel, PlanShape, Sharing
-from rjax.pallas_kernels.attention.work_list import AttentionPlan, WorkList
+from rjax.pallas_kernels.attention.plan.host import CostModel, PlanShape, Sharing
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan, WorkList
 
 
 def plan_on_device(

@@ -2,7 +2,7 @@
 
 It splits the KV of the batch at multiples of the KV split size, finds neighbouring sequences that
 share the pages of a split (a shared prefix), and makes one item for all of them where that pays.
-``split_policy`` then coalesces the splits. Everything is NumPy, O(sequences * splits).
+``splits`` then coalesces the splits. Everything is NumPy, O(sequences * splits).
 """
 
 import dataclasses
@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from rjax.pallas_kernels.attention.split_policy import (
+from rjax.pallas_kernels.attention.plan.splits import (
     Spans,
     SplitPolicy,
     coalesce_multi_row,
     coalesce_single_row,
 )
-from rjax.pallas_kernels.attention.work_list import AttentionPlan, WorkList
+from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan, WorkList
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
