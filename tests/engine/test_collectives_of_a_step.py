@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bench.decode_step import Bench
 from bench.step_roofline import DecodeCase
+from rjax.pallas_kernels.attention.backend import DeviceInfo
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.sampling import first_largest
 from rjax.worker.device_sums import DeviceSums
@@ -52,7 +53,8 @@ x[3] = -5.0
 x[3, 48:] = -4.0
 for array, spec in ((x, PartitionSpec(None, "tensor")), (x[:, :63], PartitionSpec())):
     given = jax.device_put(array, NamedSharding(mesh, spec))
-    got = jax.jit(DeviceSums(mesh, Dispatcher.of("xla").choose, None).argmax)(given)
+    dispatcher = Dispatcher.of("xla", DeviceInfo("cpu", None))
+    got = jax.jit(DeviceSums(mesh, dispatcher.choose, None).argmax)(given)
     np.testing.assert_array_equal(got, first_largest(jnp.asarray(array)))
 print("equal")
 """

@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import Activation, GroupedLinear, config_from_dict, place
 from rjax.models.schemes import UNQUANTISED
+from rjax.pallas_kernels.attention.backend import DeviceInfo
 from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.dispatcher import Dispatcher
@@ -220,8 +221,8 @@ def test_the_workspace_has_room_for_all_rows_on_one_device():
 def test_an_engine_says_where_whole_experts_would_have_a_kernel(shapes, devices, said):
     config = place(config_from_dict(SHAPES[shapes]), devices)
     arguments = config, jnp.bfloat16, devices
-    found = advise_whole_experts(Dispatcher.of("mosaic"), *arguments)
-    assert advise_whole_experts(Dispatcher.of("xla"), *arguments) is None
+    found = advise_whole_experts(Dispatcher.of("mosaic", DeviceInfo("gpu", 9.0)), *arguments)
+    assert advise_whole_experts(Dispatcher.of("xla", DeviceInfo("cpu", None)), *arguments) is None
     if said is None:
         assert found is None
         return
@@ -230,4 +231,9 @@ def test_an_engine_says_where_whole_experts_would_have_a_kernel(shapes, devices,
         "enable_expert_parallel keeps them whole, for mosaic.grouped_gemm"
     )
     whole = place(config, devices, expert_parallel=True)
-    assert advise_whole_experts(Dispatcher.of("mosaic"), whole, jnp.bfloat16, devices) is None
+    assert (
+        advise_whole_experts(
+            Dispatcher.of("mosaic", DeviceInfo("gpu", 9.0)), whole, jnp.bfloat16, devices
+        )
+        is None
+    )

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rjax.pallas_kernels.all_reduce_argmax import mosaic
 from rjax.pallas_kernels.all_reduce_argmax.xla import all_reduce_argmax, local_argmax
+from rjax.pallas_kernels.attention.backend import DeviceInfo
 from rjax.pallas_kernels.peer_exchange.peers import Peers
 from rjax.worker.kernels import Dispatcher, Problem
 from rjax.worker.peer_memory import PeerMemory
@@ -36,7 +37,7 @@ def test_the_dispatcher_says_why_xla_compares(rows, capacity, reason):
     problem = Problem(
         operation="all_reduce_argmax", rows=rows, dtype="float32", peer_capacity=capacity
     )
-    choice = Dispatcher.of("mosaic").choose(problem)
+    choice = Dispatcher.of("mosaic", DeviceInfo("gpu", 9.0)).choose(problem)
     assert choice.kernel is not None
     place = "mosaic" if reason is None else "xla"
     assert choice.kernel.name == f"{place}.all_reduce_argmax"

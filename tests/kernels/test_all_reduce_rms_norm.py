@@ -15,6 +15,7 @@ import sum_cases
 from jax import lax
 
 from rjax.pallas_kernels.all_reduce_rms_norm import mosaic
+from rjax.pallas_kernels.attention.backend import DeviceInfo
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.peer_exchange import peers as peers_module
 from rjax.pallas_kernels.peer_exchange.peers import Peers
@@ -58,7 +59,7 @@ def test_the_dispatcher_says_why_xla_adds(rows, columns, dtype, capacity, reason
         columns=(columns,),
         peer_capacity=capacity,
     )
-    choice = Dispatcher.of("mosaic").choose(problem)
+    choice = Dispatcher.of("mosaic", DeviceInfo("gpu", 9.0)).choose(problem)
     assert choice.kernel is not None
     assert choice.kernel.name == ("mosaic.all_reduce" if reason is None else "xla.all_reduce")
     assert reason is None or reason in dict(choice.refused)["mosaic.all_reduce"]

@@ -75,9 +75,7 @@ class Dispatcher:
         rest = tuple(kernel for kernel in self.kernels if kernel.name != name)
         if rest == self.kernels:
             names = ", ".join(kernel.name for kernel in self.kernels)
-            raise ValueError(
-                f"no kernel of the backend {self.backend} is named {name!r}; it has {names}"
-            )
+            raise ValueError(f"no kernel is named {name!r}; there are {names}")
         return dataclasses.replace(self, kernels=rest)
 
     def choose(self, problem: Problem) -> Choice:
