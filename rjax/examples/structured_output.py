@@ -12,7 +12,9 @@ from rjax.models.tables.demo import demo_system_prompt
 
 SCHEMA = {
     "type": "object",
-    "properties": {"answer": {"type": "string", "pattern": "^The age of [A-Za-z ]+ is [0-9]+\\.$"}},
+    "properties": {
+        "answer": {"type": "string", "pattern": "^The age of Andrea Nwachukwu is [0-9]+\\.$"}
+    },
     "required": ["answer"],
     "additionalProperties": False,
 }
