@@ -52,11 +52,11 @@ def test_a_batch_without_tables():
     plan = Plan(6, SHAPE, beside=Beside(tableless=1.0, turns=0.4))
     batch = make_batch(plan, TOKENIZER, keep_questions=True)
     end = TOKENIZER.token_to_id(END)
-    turns = 0
     for b, asked in enumerate(batch.questions):
         assert len(asked) >= 3
         text = TOKENIZER.decode(batch.prefix[b, : batch.lengths[b]].tolist(), False)
         assert text.startswith(BOS)
+        turns = 0
         for number, question in enumerate(asked, 1):
             mine = batch.segments[b] == number
             tokens = batch.tokens[b, mine]
@@ -66,7 +66,7 @@ def test_a_batch_without_tables():
             taught = tokens[np.flatnonzero(batch.answers[b, mine]) + 1]
             assert TOKENIZER.decode(taught.tolist(), skip_special_tokens=False) == ANSWER + END
             assert taught[-1] == end
-    assert turns > 0
+        assert turns > 0
     assert not batch.lines.any()
     assert (batch.first_lines >= SHAPE.prefix).all()
 
