@@ -3,6 +3,7 @@
 import hashlib
 import threading
 import time
+from collections.abc import Callable
 
 import msgpack
 import numpy as np
@@ -47,9 +48,9 @@ class Reader:
         self.numbers: list[int] = []
         self.kinds: list[str] = []
 
-    def read(self, quiet: float = 0.3) -> None:
-        """Read until nothing comes."""
-        while self.socket.poll(int(quiet * 1000)):
+    def read(self, until: Callable[[], bool]) -> None:
+        """Read until `until` holds, or nothing comes for 20 seconds."""
+        while not until() and self.socket.poll(20_000):
             topic, number, payload = self.socket.recv_multipart()
             assert topic == b"kv@test"
             assert len(number) == 8
@@ -137,7 +138,7 @@ def test_a_reader_knows_what_the_prefix_cache_holds(publishing):
     for _ in range(12):  # far more than 16 pages: pages are evicted
         prompts = [shared + rng.integers(0, 30, rng.integers(1, 13)).tolist() for _ in range(2)]
         run(engine, prompts)
-        reader.read(0.1)
+        reader.read(lambda: reader.stored == cached(engine))
         assert reader.stored == cached(engine) != set()
     assert "BlockRemoved" in reader.kinds
     assert reader.numbers == list(range(len(reader.numbers)))
@@ -147,7 +148,7 @@ def test_a_reader_knows_what_the_prefix_cache_holds(publishing):
         block = np.asarray(reader.tokens[key], np.int32).tobytes()
         assert hashlib.sha256(before + block).digest() == key
     engine.reset_prefix_cache()
-    reader.read()
+    reader.read(lambda: not reader.stored)
     assert reader.kinds[-1] == "AllBlocksCleared"
     assert reader.stored == cached(engine) == set()
     run(engine, [shared])
@@ -159,7 +160,7 @@ def test_a_salted_chain_begins_with_its_root_key_and_not_with_the_salt(publishin
     engine, reader, _ = publishing
     run(engine, [[1, 2, 3, 4, 5, 6, 7, 8, 9]], cache_salt="of a tenant")
     run(engine, [[1, 2, 3, 4, 5, 6, 7, 8, 9]])
-    reader.read()
+    reader.read(lambda: reader.stored == cached(engine))
     firsts = [key for key in reader.stored if reader.parents[key] is None]
     root = engine._salted_root("of a tenant").hex()
     assert sorted(map(str, (reader.extra[key] for key in firsts))) == sorted(
@@ -172,7 +173,7 @@ def test_missed_batches_can_be_replayed(publishing):
     engine, reader, config = publishing
     for i in range(3):
         run(engine, [[i] * 9])
-    reader.read()
+    reader.read(lambda: reader.stored == cached(engine))
     asking = reader.context.socket(zmq.DEALER)  # a REQ socket takes one answer only
     asking.connect(config.replay_endpoint)
     late = Reader(config.endpoint, "none")
@@ -195,7 +196,7 @@ def test_missed_batches_can_be_replayed(publishing):
 def test_malformed_and_huge_requests_delay_nobody(publishing, caplog):
     engine, reader, config = publishing
     run(engine, [[1] * 9])
-    reader.read()
+    reader.read(lambda: bool(reader.numbers))
     bad, good = (reader.context.socket(zmq.DEALER) for _ in range(2))
     for asking in (bad, good):
         asking.connect(config.replay_endpoint)
@@ -213,7 +214,7 @@ def test_malformed_and_huge_requests_delay_nobody(publishing, caplog):
     assert int.from_bytes(number, "big") == reader.numbers[0]
     seen = len(reader.numbers)
     run(engine, [[2] * 9])
-    reader.read()
+    reader.read(lambda: len(reader.numbers) > seen)
     assert len(reader.numbers) > seen  # batches still come
     for asking in (bad, good, flood):
         asking.close(linger=0)
@@ -244,9 +245,9 @@ def test_a_full_queue_drops_batches_and_shows_a_gap(tmp_path, monkeypatch):
         time.sleep(0.02)
     assert time.monotonic() - start < 5
     go.set()
-    reader.read()
+    reader.read(lambda: len(reader.numbers) == 3)
     sender.publish([Removed(b"k" * 32)])
-    reader.read()
+    reader.read(lambda: len(reader.numbers) == 4)
     sender.close()
     reader.close()
     assert sender.dropped == 10 - 3  # one in the thread, two in the queue
