@@ -21,7 +21,7 @@ from rjax.models import (
 )
 from rjax.worker.backend import Backend, choose_backend, compute_capability
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
-from rjax.worker.kernels.expert_advice import advise_whole_experts
+from rjax.worker.kernels.uses import advise_whole_experts
 from rjax.worker.nccl import check_nccl
 from rjax.worker.step_sizing import gpu_pool_tokens, shape_table
 
@@ -219,7 +219,7 @@ def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
         kv_dtype=kv_dtype,
         devices=mesh.size,
     )
-    advice = advise_whole_experts(backend.dispatcher, model, dtype, mesh.size)
+    advice = advise_whole_experts(backend, model, dtype, mesh.size)
     if advice is not None:
         _log.warning("%s", advice)
     return EnginePlatform(mesh, model, weight_bytes, dtype, kv_dtype, backend)

@@ -13,7 +13,7 @@ from rjax.engine_platform import EnginePlatform
 from rjax.memory_sizes import GIB
 from rjax.models import Decoder, ModelConfig
 from rjax.worker.backend import Backend
-from rjax.worker.kernels.dequantised import dequantised_projections
+from rjax.worker.kernels.uses import dequantised_projections
 
 
 def engine_summary(
@@ -180,7 +180,7 @@ def _quantised_weights(
 ) -> str:
     """The steps in which kernels read quantised weights; XLA dequantises them in the others."""
     found = dequantised_projections(
-        backend.dispatcher, model, dtype, devices=devices, rows=sorted(set(step_rows))
+        backend, model, dtype, devices=devices, rows=sorted(set(step_rows))
     )
     parts = []
     by_steps: dict[tuple[int, ...], list[str]] = {}

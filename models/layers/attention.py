@@ -65,11 +65,6 @@ class Attention(nnx.Module):
         """The projections before attention, in the order of their calls."""
         return (self.qkv,)
 
-    @property
-    def joins_norm(self) -> bool:
-        """Whether the layer's norm may be part of the first projection."""
-        return True
-
     def __call__(
         self,
         residual: Residual,

@@ -53,11 +53,6 @@ class LatentAttention(nnx.Module):
         """The projections before attention, in the order of their calls."""
         return *(() if self.q_a is None else (self.q_a,)), self.q, self.kv_a, self.kv_b
 
-    @property
-    def joins_norm(self) -> bool:
-        """Whether the layer's norm may be part of the first projection; here two need it."""
-        return False
-
     def __call__(
         self,
         residual: Residual,

@@ -132,8 +132,7 @@ def kernels(config: Any) -> dict[str, Any]:
 
 def _step_kernels(config: Any, model: Any, chosen: Any) -> list[dict[str, Any]]:
     """The kernels of a step of one sequence, of all sequences, and of prompt chunks."""
-    from rjax.worker.kernels.report import step_kernels
-    from rjax.worker.step_input import PackedLayout
+    from rjax.worker.kernels.uses import step_kernels
     from rjax.worker.step_shape import StepShape
 
     backend, page_size = chosen.backend, config.cache.page_size
@@ -149,12 +148,11 @@ def _step_kernels(config: Any, model: Any, chosen: Any) -> list[dict[str, Any]]:
         shape = StepShape(rows, seqs, -(-length // page_size), page_size, plan)
         uses = step_kernels(
             shape,
-            PackedLayout(shape),
             model=model,
             dtype=chosen.dtype,
             kv_dtype=chosen.kv_dtype,
             backend=backend,
-            mesh=chosen.mesh,
+            devices=chosen.mesh.size,
         )
         found += [
             {

@@ -17,8 +17,9 @@ from rjax.pallas_kernels.attention.backend import (
 )
 from rjax.pallas_kernels.attention.plan.host import PlanShape, choose_kv_split_size
 from rjax.pallas_kernels.attention.registry import BACKENDS
-from rjax.worker.kernels import Dispatcher
-from rjax.worker.kernels.row_counts import streamed_rows
+from rjax.pallas_kernels.skinny_gemm import ROWS
+from rjax.worker.kernels import Dispatcher, Problem
+from rjax.worker.recorded_operations import layer_choices
 
 _log = logging.getLogger("rjax")
 
@@ -156,9 +157,51 @@ def choose_backend(
         attention=attention,
         tuning=attention.tuning(shape),
         dispatcher=dispatcher,
-        streamed_rows=streamed_rows(dispatcher, model, dtype, devices),
+        streamed_rows=streamed_rows(dispatcher, attention, model, dtype, devices),
         refused=tuple(refused),
     )
+
+
+def streamed_rows(
+    dispatcher: Dispatcher,
+    attention: AttentionBackend,
+    model: ModelConfig,
+    dtype: DTypeLike,
+    devices: int,
+) -> tuple[int, ...]:
+    """Rows at which kernels that stream weights take every projection of a layer, ascending.
+
+    The layer is one with or without experts, whichever most layers are: DeepSeek's first dense
+    layer has a width that not all kernels take. One row counts where the norms and the merge of
+    attention are part of the products too.
+    """
+    kinds: dict[bool, list[int]] = {}
+    for i in range(model.num_layers):
+        kinds.setdefault(model.has_experts(i), []).append(i)
+    usual = [of_kind[0] for of_kind in kinds.values() if 2 * len(of_kind) >= model.num_layers]
+
+    def streams(rows: int) -> bool:
+        choices = [
+            choice
+            for i in usual
+            for choice in layer_choices(
+                dispatcher, attention, model, i, rows=rows, dtype=dtype, devices=devices
+            )
+            if choice.problem.scheme is not None
+        ]
+        fused = [choice for choice in choices if choice.kernel is None]
+        apart = rows == 1 and any(_could_join(choice.problem) for choice in fused)
+        kernels = [choice.kernel for choice in choices if choice.kernel is not None]
+        return not apart and all(kernel.pads_rows for kernel in kernels)
+
+    return tuple(rows for rows in ROWS if streams(rows))
+
+
+def _could_join(problem: Problem) -> bool:
+    """Whether there are kernels of one row for it: of a product and of what comes before it."""
+    if problem.operation == "norm_linear_activation":
+        return problem.activation is not None and problem.activation.is_swiglu
+    return problem.operation in ("norm_linear", "merge_linear")
 
 
 def compute_capability(device: Any) -> float | None:

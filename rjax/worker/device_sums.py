@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, Float32, Int
 
 from rjax.models import Embedding, Norm
@@ -15,7 +15,7 @@ from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.peer_exchange.peers import Peers
 from rjax.sampling import first_largest
 from rjax.worker.kernels import Choice, Problem
-from rjax.worker.kernels.run import run_kernel
+from rjax.worker.kernels.run import RunKernel
 
 _SHARES, _WHOLE = PartitionSpec(TENSOR_AXIS), PartitionSpec()
 
@@ -29,6 +29,7 @@ class DeviceSums:
     Args:
         mesh: mesh of several devices.
         choose: chooses the kernel of a problem.
+        run: runs a kernel on the mesh.
         peers: exchange buffers of the mesh, or None.
 
     Attributes:
@@ -37,9 +38,14 @@ class DeviceSums:
     """
 
     def __init__(
-        self, mesh: Mesh, choose: Callable[[Problem], Choice], peers: Peers | None
+        self,
+        mesh: Mesh | AbstractMesh,
+        choose: Callable[[Problem], Choice],
+        run: RunKernel,
+        peers: Peers | None,
     ) -> None:
         self.peers = peers
+        self._run = run
         self._mesh = mesh
         self._choose = choose
 
@@ -110,13 +116,12 @@ class DeviceSums:
         self, choice: Choice, operands: tuple[Any, ...], specs: tuple[Any, ...]
     ) -> tuple[Array, ...]:
         assert choice.kernel is not None, "plain JAX takes every all_reduce"
-        *found, self.peers = run_kernel(
+        *found, self.peers = self._run(
             choice.kernel,
             choice.problem,
             (*operands, self.peers),
             (*specs, None if self.peers is None else _SHARES),
             lambda found: (*(_WHOLE for _ in found[:-1]), _peer_specs(found[-1])),
-            self._mesh,
         )
         return tuple(found)
 

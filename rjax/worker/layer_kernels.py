@@ -1,5 +1,6 @@
 """Kernels that compute more of a layer than one operation."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,8 @@ from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.kernels import Choice, Kernel, Problem
 from rjax.worker.kernels.between_attention import between_problem, between_weights
 from rjax.worker.kernels.layer_problem import layer_problem, layer_weights
-from rjax.worker.step_input import StepInput
 
-type _Pools = tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]
+type Pools = tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]
 
 
 class LayerKernels:
@@ -47,18 +47,17 @@ class LayerKernels:
         layer: DecoderLayer,
         residual: Residual,
         rotary: Rotary | None,
-        pools: _Pools,
-        step: StepInput,
+        pools: Pools,
+        rows: tuple[Any, Any, Any],
         obstacle: str | None,
-    ) -> tuple[Residual, _Pools] | None:
+    ) -> tuple[Residual, Pools] | None:
         """A layer in one kernel: (the stream after it, the pools), or None without such a kernel.
 
         pools: the layer's K pool and V pool.
+        rows: page table, positions and KV slots.
         obstacle: why no kernel may take the layer, or None.
         """
         x, update = residual.x, residual.update
-        if isinstance(update, Partial) and update.bias is not None:
-            obstacle = obstacle or "an update with a bias"
         problem = layer_problem(
             layer,
             rotary,
@@ -68,12 +67,14 @@ class LayerKernels:
             early_weights=self._early_weights,
             obstacle=obstacle,
         )
+        if problem.obstacle is None and isinstance(update, Partial) and update.bias is not None:
+            problem = dataclasses.replace(problem, obstacle="an update with a bias")
         kernel = self._choose(problem).kernel
         if kernel is None:
             return None
         assert rotary is not None
         operands = (x, update, layer_weights(layer), rotary.cos, rotary.sin, *pools)
-        operands += (step.page_table, step.positions, step.kv_slots, self._words)
+        operands += (*rows, self._words)
         x, update, k_pages, v_pages, self._words = self._run(kernel, problem, operands)
         return Residual(x, update), (k_pages, v_pages)
 

@@ -1,6 +1,5 @@
-"""The engine's operations: KV in pages, attention by work list, kernels by the dispatcher."""
+"""The operations of a step: KV in pages, attention by work list, kernels run on the mesh."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -8,63 +7,35 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Int
 
 from rjax.batch.page_groups import PageGroups
-from rjax.models import (
-    Activation,
-    DecoderLayer,
-    Embedding,
-    GroupedLinear,
-    HeadNorms,
-    HeadOptions,
-    KvScales,
-    Linear,
-    Norm,
-    Operations,
-    Residual,
-    Rotary,
-    Router,
-    Routing,
-)
+from rjax.models import HeadNorms, HeadOptions, KvScales, Rotary
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.peer_exchange.peers import Peers
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
-from rjax.sampling import first_largest
 from rjax.worker.backend import Backend
-from rjax.worker.device_sums import DeviceSums
 from rjax.worker.group_views import GroupView, group_views
 from rjax.worker.kernels import Choice, Kernel, Problem
-from rjax.worker.kernels.experts_problem import (
-    expert_specs,
-    experts_problem,
-    own_experts,
-    shares_of_bias,
-)
-from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
 from rjax.worker.kernels.run import run_kernel
-from rjax.worker.layer_kernels import LayerKernels
+from rjax.worker.layer_kernels import Pools
+from rjax.worker.operations import HEADS, UNMERGED, DispatchedOperations
 from rjax.worker.step_input import StepInput
-from rjax.worker.value_specs import qkv_specs, shares, value_specs
+from rjax.worker.value_specs import qkv_specs
 from rjax.worker.write_and_attend import write_and_attend
 
 _WHOLE = PartitionSpec()
-_ROUTED = Routing(_WHOLE, _WHOLE)  # type: ignore[arg-type]
-_HEADS = PartitionSpec(None, TENSOR_AXIS, None)
 _POOL = PartitionSpec(None, TENSOR_AXIS, None, None)
-_MAX_UNMERGED_ROWS = 64  # for more rows, no projection merges attention
 
 
-class PagedOperations(Operations):
+class PagedOperations(DispatchedOperations):
     """Writes each layer's new K and V into its pages, then attends over them.
 
     Holds the pools, [P, K, S, H] each, and replaces them as layers write; lives for one trace of
     the step. Layers of different page groups may share a pool, never a page. On a mesh every kernel
-    runs under ``shard_map``: attention and the projections over K, N and F. A projection whose
-    inputs are sharded gives a Partial whose summands are the devices' shares; `DeviceSums` adds
-    those of an update of the residual stream.
+    runs under ``shard_map``: attention and the projections over K, N and F.
 
     Pools in float8_e4m3fn have the scales of the checkpoint, or 1: KV is divided by them, rounded
     to that type and clipped at 448.
@@ -74,11 +45,8 @@ class PagedOperations(Operations):
         step: the batch.
         backend: attention and the dispatcher of the other kernels.
         mesh: the devices, with an axis ``tensor``.
-        record: called with every choice of a kernel.
-        peers: exchange buffers of the mesh; None without.
+        record, peers, early_weights: see `DispatchedOperations`.
         groups: page groups of the layers; None if all share their pages.
-        early_weights: whether the weights are arguments of the compiled program, so that no kernel
-            of it writes them; see `Problem`.
     """
 
     def __init__(
@@ -94,58 +62,34 @@ class PagedOperations(Operations):
         *,
         early_weights: bool = False,
     ) -> None:
+        super().__init__(
+            backend.dispatcher,
+            backend.attention,
+            mesh,
+            record,
+            peers,
+            early_weights=early_weights,
+        )
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
         self._step = step
         self._groups = groups
         self._views: tuple[GroupView, ...] = ()
-        self._backend = backend
-        self._mesh = mesh
-        self._record = record
-        self._early_weights = early_weights
-        self._layers = LayerKernels(
-            self._choose,
-            lambda kernel, problem, operands: self._run(
-                kernel, problem, operands, (), lambda _: _WHOLE
-            ),
-            early_weights=early_weights,
-        )
-        self._sums = DeviceSums(mesh, self._choose, peers) if mesh.size > 1 else None
+        self._devices = mesh
 
     @property
-    def peers(self) -> Peers | None:
-        """Exchange buffers as the last operation over the devices leaves them; None without."""
-        return None if self._sums is None else self._sums.peers
+    def _positions(self) -> Int[Array, " T"]:
+        return jnp.asarray(self._step.positions)
 
-    def argmax(self, logits: Float32[Array, "B V"]) -> Int[Array, " B"]:
-        """``jnp.argmax`` over V, which the devices may share; no NaN."""
-        return first_largest(logits) if self._sums is None else self._sums.argmax(logits)
+    def _paged(self, layer: int) -> tuple[int, Pools, tuple[Any, Any, Any]]:
+        group, pool = (0, layer) if self._groups is None else self._groups.layers[layer]
+        step = self._step
+        rows = step.page_table, step.positions, step.kv_slots
+        return group, (self.k_pages[pool], self.v_pages[pool]), rows
 
-    def decoder_layer(
-        self,
-        layer: DecoderLayer,
-        residual: Residual,
-        rotary: Rotary | None,
-        following: DecoderLayer | None = None,
-    ) -> Residual | None:
-        """The stream after a layer, or None where no kernel computes more than an operation."""
-        obstacle = None if self._mesh.size == 1 else f"{self._mesh.size} devices; it takes one"
-        index = layer.attention.layer
-        group, pool = (0, index) if self._groups is None else self._groups.layers[index]
-        whole = self._layers.whole_layer(
-            layer,
-            residual,
-            rotary,
-            (self.k_pages[pool], self.v_pages[pool]),
-            self._step,
-            obstacle if group == 0 else "a page table of its group of layers",
-        )
-        if whole is not None:
-            residual, (self.k_pages[pool], self.v_pages[pool]) = whole
-            return residual
-        return self._layers.between_attention(
-            layer, residual, rotary, following, self, self._merged, obstacle
-        )
+    def _keep(self, layer: int, pools: Pools) -> None:
+        pool = layer if self._groups is None else self._groups.layers[layer][1]
+        self.k_pages[pool], self.v_pages[pool] = pools
 
     def attention(
         self,
@@ -157,58 +101,35 @@ class PagedOperations(Operations):
         heads: HeadOptions | None = None,
         norms: HeadNorms | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
-        """Norm and rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
-
-        Few rows stay unmerged where the backend can leave them so: the output projection merges
-        them. Over several devices that is one row only.
-        """
-        T, K, A, H = qkv.shape
+        """Norm and rotate q and k, write k and v, attend; see ``rjax.models.Operations``."""
+        T, K, A, _ = qkv.shape
         if not self._views:  # every layer has the same heads
             counts = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
-            prepare = self._backend.attention.prepare
+            prepare = self._attention.prepare
             self._views = group_views(self._step, lambda plan, at: prepare(plan, at, counts))
         group, pool = (0, layer) if self._groups is None else self._groups.layers[layer]
         step, plan = self._views[group]
-        kv_dtype = self.k_pages[pool].dtype
-        problem = Problem(
-            operation="rope_and_cache",
-            rows=T,
-            dtype=str(jnp.dtype(qkv.dtype)),
-            head_dim=H,
-            rotary_dim=None if rotary is None else 2 * rotary.cos.shape[-1],
-            kv_dtype=str(kv_dtype),
+        write, problem, qkv, weights = self._write_kernel(
+            qkv, rotary, norms, self.k_pages[pool].dtype
         )
-        weights, write = (), None
-        if norms is not None:
-            normed = dataclasses.replace(problem, operation="norm_rope_and_cache", eps=norms.q.eps)
-            write = self._choose(normed).kernel
-            if write is None:
-                qkv = norms(qkv)
-            else:
-                problem, weights = normed, (norms.q.weight[...], norms.k.weight[...])
-        write = write or self._choose(problem).kernel
-        few = (_MAX_UNMERGED_ROWS if self._mesh.size == 1 else 1) >= T
-        unmerged = few and self._backend.attention.unmerged_attention is not None
-        unmerged = unmerged and heads is None  # sinks join the merged result
+        unmerged = self._leaves_unmerged(T, heads)
         attend = functools.partial(
             write_and_attend,
             write=write,
             problem=problem,
-            backend=self._backend.attention,
+            backend=self._attention,
             spec=spec,
             unmerged=unmerged,
         )
         if self._mesh.size > 1:
-            row_heads = PartitionSpec(None, TENSOR_AXIS)
-            merged = UnmergedAttention(_HEADS, _HEADS, row_heads, _WHOLE)  # type: ignore[arg-type]
             attend = jax.shard_map(
                 attend,
-                mesh=self._mesh,
+                mesh=self._devices,
                 in_specs=(
                     *(qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, PartitionSpec(TENSOR_AXIS)),
                     *(_WHOLE, _WHOLE, _WHOLE),
                 ),
-                out_specs=(merged if unmerged else _HEADS, _POOL, _POOL),
+                out_specs=(UNMERGED if unmerged else HEADS, _POOL, _POOL),
                 check_vma=False,
             )
         out, self.k_pages[pool], self.v_pages[pool] = attend(
@@ -224,226 +145,12 @@ class PagedOperations(Operations):
         )
         return out
 
-    def embed(self, embedding: Embedding, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
-        """The embeddings of tokens."""
-        return embedding(tokens) if self._sums is None else self._sums.embed(embedding, tokens)
-
-    def linear(
-        self, linear: Linear, h: Float[Array, "T ..."] | UnmergedAttention
-    ) -> Float[Array, "T ..."] | Partial:
-        """The projection of h, perhaps as split-K partials or as the devices' shares."""
-        sharding = linear_sharding(linear, self._mesh)
-        if isinstance(h, UnmergedAttention):
-            problem = self._linear_problem("merge_linear", linear, sharding, h.out)
-            kernel = self._choose(problem).kernel
-            if kernel is not None:
-                row_heads = PartitionSpec(None, TENSOR_AXIS)
-                specs = UnmergedAttention(_HEADS, _HEADS, row_heads, _WHOLE)  # type: ignore[arg-type]
-                operands, value = (h, linear.leaves), value_specs(sharding)
-                product = self._run(kernel, problem, operands, (specs, sharding.leaves), value)
-                return _with_bias(product, linear)
-        h = self._merged(h)
-        h = h.reshape(len(h), linear.depth)
-        problem = self._linear_problem("linear", linear, sharding, h)
-        kernel = self._choose(problem).kernel
-        assert kernel is not None, "plain JAX takes every product"
-        specs = (PartitionSpec(None, sharding.inputs), sharding.leaves)
-        product = self._run(kernel, problem, (h, linear.leaves), specs, value_specs(sharding))
-        return _with_bias(product, linear)
-
     def _merged(self, h: Float[Array, "T ..."] | UnmergedAttention) -> Float[Array, "T ..."]:
         if not isinstance(h, UnmergedAttention):
             return h
-        merge = self._backend.attention.merge
+        merge = self._attention.merge
         assert merge is not None
         return merge(h)
-
-    def add_rms_norm(
-        self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm
-    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
-        """(x + update, the RMSNorm of it)."""
-        if self._sums is not None and isinstance(update, Partial):
-            found = self._sums.all_reduce_rms_norm(x, update, norm)
-            if found is not None:
-                return found
-            update = self._sums.all_reduce(update)
-        problem = Problem(
-            operation="add_rms_norm",
-            rows=len(x),
-            dtype=str(x.dtype),
-            depth=x.shape[1],
-            columns=x.shape[1:],
-            pending_bias=_has_bias(update),
-            eps=norm.eps,
-        )
-        kernel = self._choose(problem).kernel
-        assert kernel is not None, "plain JAX takes every norm"
-        operands = (x, update, norm.weight[...])
-        return self._run(kernel, problem, operands, (_WHOLE,) * 3, lambda _: _WHOLE)
-
-    def summed(self, value: Float[Array, "T ..."] | Partial) -> Float[Array, "T ..."]:
-        """An update of the residual stream as an array; shares of several devices are summed."""
-        if self._sums is None or not isinstance(value, Partial):
-            return reduced(value)
-        return self._sums.all_reduce(value)
-
-    def norm_linear(
-        self, residual: Residual, norm: Norm | None, linear: Linear
-    ) -> tuple[Residual, Float[Array, "T ..."] | Partial]:
-        """(the stream with its update added, the projection of its norm)."""
-        fused = self._norm_and("norm_linear", residual, norm, linear, None)
-        return super().norm_linear(residual, norm, linear) if fused is None else fused
-
-    def norm_linear_activation(
-        self, residual: Residual, norm: Norm | None, linear: Linear, activation: Activation
-    ) -> tuple[Residual, Float[Array, "T F"]]:
-        """(the stream with its update added, the activated projection of its norm)."""
-        fused = self._norm_and("norm_linear_activation", residual, norm, linear, activation)
-        if fused is not None:
-            return fused
-        residual, h = self.norm(residual, norm)
-        sharding = linear_sharding(linear, self._mesh)
-        problem = self._linear_problem("linear_activation", linear, sharding, h, activation)
-        kernel = self._choose(problem).kernel
-        if kernel is not None:
-            specs = (_WHOLE, sharding.leaves)
-            of_value = value_specs(sharding, activated=True)
-            return residual, self._run(kernel, problem, (h, linear.leaves), specs, of_value)
-        return residual, self._activate(reduced(self.linear(linear, h)), activation, sharding)
-
-    def route(
-        self,
-        h: Float[Array, "T D"],
-        weight: Float[Array, "D J"],
-        router: Router,
-        top_k: int,
-        *,
-        bias: Float[Array, " J"] | None = None,
-        correction: Float[Array, " J"] | None = None,
-    ) -> Routing:
-        """The experts of each row; every device computes them."""
-        problem = Problem(
-            operation="route",
-            label="D -> J",
-            rows=len(h),
-            dtype=str(h.dtype),
-            depth=h.shape[1],
-            columns=weight.shape[1:],
-            router=router,
-            top_k=top_k,
-        )
-        kernel = self._choose(problem).kernel
-        assert kernel is not None, "plain JAX takes every router"
-        operands = (h, weight, bias, correction)
-        return self._run(kernel, problem, operands, (_WHOLE,) * 4, lambda _: _ROUTED)
-
-    def experts(
-        self,
-        h: Float[Array, "T D"],
-        routing: Routing,
-        up: GroupedLinear,
-        down: GroupedLinear,
-        activation: Activation,
-    ) -> Float[Array, "T D"] | Partial:
-        """The weighted sum of what the experts of each row make of it; padding takes none."""
-        problem = experts_problem(
-            up,
-            down,
-            self._mesh,
-            rows=len(h),
-            top_k=routing.experts.shape[1],
-            dtype=h.dtype,
-            activation=activation,
-        )
-        kernel = self._choose(problem).kernel
-        assert kernel is not None, "plain JAX takes all experts"
-        chosen = routing.experts
-        if len(h) > 1:  # nobody reads what a single row of padding gives
-            padding = jnp.asarray(self._step.positions)[:, None] < 0
-            chosen = jnp.where(padding, up.shape[0], chosen)
-        chosen, of_chosen = own_experts(chosen, up, self._mesh)
-        biases = up.bias_array, shares_of_bias(down, self._mesh)
-        operands = (h, chosen, routing.weights, dict(up.leaves), dict(down.leaves), *biases)
-        specs = (_WHOLE, of_chosen, _WHOLE, *expert_specs(up, down, self._mesh))
-        return self._run(kernel, problem, operands, specs, shares)
-
-    def _activate(
-        self, h: Float[Array, "T A F"], activation: Activation, sharding: LinearSharding
-    ) -> Float[Array, "T F"]:
-        problem = Problem(
-            operation="activation",
-            rows=len(h),
-            dtype=str(h.dtype),
-            columns=sharding.columns,
-            activation=activation,
-        )
-        kernel = self._choose(problem).kernel
-        assert kernel is not None, "plain JAX takes every activation"
-        specs = (PartitionSpec(None, *sharding.outputs),)
-        of_value = value_specs(sharding, activated=True)
-        return self._run(kernel, problem, (h,), specs, of_value)
-
-    def _norm_and(
-        self,
-        operation: Any,
-        residual: Residual,
-        norm: Norm | None,
-        linear: Linear,
-        activation: Activation | None,
-    ) -> tuple[Residual, Any] | None:
-        """A norm and what follows it in one kernel, or None where there is no such kernel."""
-        if residual.update is None or norm is None:
-            return None
-        if self._sums is not None and isinstance(residual.update, Partial):
-            return None  # the kernel that sums the shares computes the norm too
-        x, update = residual.x, residual.update
-        sharding = linear_sharding(linear, self._mesh)
-        problem = self._linear_problem(
-            operation, linear, sharding, x, activation, norm.eps, _has_bias(update)
-        )
-        if not norm.is_rms:
-            problem = dataclasses.replace(problem, obstacle="a norm that is not an RMS norm")
-        kernel = self._choose(problem).kernel
-        if kernel is None:
-            return None
-        operands = (x, update, norm.weight[...], linear.leaves)
-        of_value = value_specs(sharding, activated=activation is not None)
-        x, value = self._run(
-            kernel,
-            problem,
-            operands,
-            (_WHOLE, _WHOLE, _WHOLE, sharding.leaves),
-            lambda found: (_WHOLE, of_value(found[1])),
-        )
-        return Residual(x), value if activation is not None else _with_bias(value, linear)
-
-    def _linear_problem(
-        self,
-        operation: Any,
-        linear: Linear,
-        sharding: LinearSharding,
-        h: Array,
-        activation: Activation | None = None,
-        eps: float = 0.0,
-        pending_bias: bool = False,
-    ) -> Problem:
-        return linear_problem(
-            operation,
-            linear,
-            sharding,
-            rows=len(h),
-            dtype=h.dtype,
-            activation=activation,
-            eps=eps,
-            pending_bias=pending_bias,
-            early_weights=self._early_weights,
-        )
-
-    def _choose(self, problem: Problem) -> Choice:
-        choice = self._backend.dispatcher.choose(problem)
-        if self._record is not None:
-            self._record(choice)
-        return choice
 
     def _run(
         self,
@@ -453,16 +160,4 @@ class PagedOperations(Operations):
         specs: tuple[Any, ...],
         of_result: Callable[[Any], Any],
     ) -> Any:
-        return run_kernel(kernel, problem, operands, specs, of_result, self._mesh)
-
-
-def _has_bias(update: Array | Partial) -> bool:
-    return isinstance(update, Partial) and update.bias is not None
-
-
-def _with_bias(product: Any, linear: Linear) -> Any:
-    if linear.bias is None:
-        return product
-    if isinstance(product, Partial):
-        return Partial(product.summands, linear.bias[...], product.dtype)
-    return product + linear.bias[...]
+        return run_kernel(kernel, problem, operands, specs, of_result, self._devices)

@@ -31,7 +31,7 @@ from rjax.worker.backend import Backend
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.fingerprint import model_fingerprint
-from rjax.worker.kernels.report import step_kernels
+from rjax.worker.kernels.uses import step_kernels
 from rjax.worker.kv_cache import num_pools
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
@@ -218,12 +218,11 @@ class Worker(StepWorker):
             for shape in sizes.values()
             for use in step_kernels(
                 shape,
-                self._runner.layouts[shape],
                 model=self._model_config,
                 dtype=self._dtype,
                 kv_dtype=self._kv_dtype,
                 backend=self._backend,
-                mesh=self._mesh,
+                devices=self._mesh.size,
                 peers=shapes_of(self._state.arrays.peers),
             )
         ]

@@ -6,7 +6,7 @@ One process with virtual devices runs all of it: its start takes longest.
 from .virtual_devices import run_on_virtual_devices
 
 _PROGRAM = """
-import re
+import functools, re
 
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -18,6 +18,7 @@ from rjax.benchmarks.model_shapes import SHAPES
 from rjax.sampling import first_largest
 from rjax.worker.device_sums import DeviceSums
 from rjax.worker.kernels import Dispatcher
+from rjax.worker.kernels.run import run_kernel
 
 config = SHAPES["tiny"] | {"num_key_value_heads": 4, "num_attention_heads": 8}
 case = DecodeCase(4, 64, 16)
@@ -54,7 +55,8 @@ x[3, 48:] = -4.0
 for array, spec in ((x, PartitionSpec(None, "tensor")), (x[:, :63], PartitionSpec())):
     given = jax.device_put(array, NamedSharding(mesh, spec))
     dispatcher = Dispatcher.of("xla", DeviceInfo("cpu", None))
-    got = jax.jit(DeviceSums(mesh, dispatcher.choose, None).argmax)(given)
+    run = functools.partial(run_kernel, mesh=mesh)
+    got = jax.jit(DeviceSums(mesh, dispatcher.choose, run, None).argmax)(given)
     np.testing.assert_array_equal(got, first_largest(jnp.asarray(array)))
 print("equal")
 """

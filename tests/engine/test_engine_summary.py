@@ -13,7 +13,7 @@ from rjax.models.loading.linear_modules import with_quantization
 from rjax.models.schemes import Scaled
 from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
 from rjax.worker.backend import Backend, choose_backend
-from rjax.worker.kernels.dequantised import dequantised_projections
+from rjax.worker.kernels.uses import dequantised_projections
 
 ROWS = (8, 16, 32, 64, 128, 256, 2048)
 DENSE = [name for name, scheme in ON_LOAD.items() if not OnLoad(scheme).experts_only]
@@ -48,8 +48,7 @@ def kernels(model: ModelConfig, name: str = "mosaic", rows: tuple[int, ...] = RO
 
 def direct_rows(model: ModelConfig) -> dict[str, set[int]]:
     """The step sizes in which kernels read each quantised projection."""
-    dispatcher = backend_of(model).dispatcher
-    found = dequantised_projections(dispatcher, model, jnp.bfloat16, devices=1, rows=ROWS)
+    found = dequantised_projections(backend_of(model), model, jnp.bfloat16, devices=1, rows=ROWS)
     return {
         name: {rows for rows, why in reasons.items() if why is None}
         for name, reasons in found.items()

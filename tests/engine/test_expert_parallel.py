@@ -13,12 +13,11 @@ from jax.sharding import AbstractMesh
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import Activation, GroupedLinear, config_from_dict, place
 from rjax.models.schemes import UNQUANTISED
-from rjax.pallas_kernels.attention.backend import DeviceInfo
 from rjax.pallas_kernels.attention.plan.host import PlanShape
+from rjax.worker.backend import choose_backend
 from rjax.worker.fingerprint import model_fingerprint
-from rjax.worker.kernels.dispatcher import Dispatcher
-from rjax.worker.kernels.expert_advice import advise_whole_experts
 from rjax.worker.kernels.experts_problem import expert_specs, experts_problem
+from rjax.worker.kernels.uses import advise_whole_experts
 from rjax.worker.step_shape import StepShape
 from rjax.worker.workspace import workspace_bytes
 
@@ -220,20 +219,25 @@ def test_the_workspace_has_room_for_all_rows_on_one_device():
 )
 def test_an_engine_says_where_whole_experts_would_have_a_kernel(shapes, devices, said):
     config = place(config_from_dict(SHAPES[shapes]), devices)
-    arguments = config, jnp.bfloat16, devices
-    found = advise_whole_experts(Dispatcher.of("mosaic", DeviceInfo("gpu", 9.0)), *arguments)
-    assert advise_whole_experts(Dispatcher.of("xla", DeviceInfo("cpu", None)), *arguments) is None
+
+    def advice(name, config):
+        gpu = {"platform": "gpu", "compute_capability": 9.0}
+        backend = choose_backend(
+            name,
+            **(gpu if name == "mosaic" else {"platform": "cpu", "compute_capability": None}),
+            model=config,
+            dtype=jnp.bfloat16,
+            page_size=64,
+            devices=devices,
+        )
+        return advise_whole_experts(backend, config, jnp.bfloat16, devices)
+
+    assert advice("xla", config) is None
     if said is None:
-        assert found is None
+        assert advice("mosaic", config) is None
         return
-    assert found == (
+    assert advice("mosaic", config) == (
         f"experts that are cut over {devices} devices run as xla.experts ({said}); "
         "enable_expert_parallel keeps them whole, for mosaic.grouped_gemm"
     )
-    whole = place(config, devices, expert_parallel=True)
-    assert (
-        advise_whole_experts(
-            Dispatcher.of("mosaic", DeviceInfo("gpu", 9.0)), whole, jnp.bfloat16, devices
-        )
-        is None
-    )
+    assert advice("mosaic", place(config, devices, expert_parallel=True)) is None

@@ -23,10 +23,9 @@ from rjax.pallas_kernels.skinny_gemm import ROWS
 from rjax.pallas_kernels.split_k_gemm import xla
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.sampling import SamplingParams
-from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.backend import Backend, choose_backend, streamed_rows
 from rjax.worker.kernels import Dispatcher, Kernel
 from rjax.worker.kernels.plain import PLAIN_KERNELS
-from rjax.worker.kernels.row_counts import streamed_rows
 from tests.functional.programs import prepared, prompts
 
 from .tiny import make_engine, run
@@ -57,7 +56,15 @@ class PlainForms:
                 ("merge_linear", self._merge_linear),
             ]
         kernels = [
-            Kernel(f"plain.{name}", name, "xla", self._refusal, run, pads_rows=True)
+            Kernel(
+                f"plain.{name}",
+                name,
+                "xla",
+                self._refusal,
+                run,
+                pads_rows=True,
+                gives_partial=not name.endswith("activation"),
+            )
             for name, run in makers
         ]
         dispatcher = Dispatcher("xla", (*kernels, *PLAIN_KERNELS))
@@ -67,7 +74,7 @@ class PlainForms:
             backend,
             attention=attend,
             dispatcher=dispatcher,
-            streamed_rows=streamed_rows(dispatcher, config, "float32", 1),
+            streamed_rows=streamed_rows(dispatcher, attend, config, "float32", 1),
         )
 
     def _refusal(self, problem: Any) -> str | None:

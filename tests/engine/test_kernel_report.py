@@ -1,18 +1,14 @@
 """The report of kernels names each operation, its kernel, and why a faster one does not take it."""
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from rjax.batch.kernel_use import KernelUse
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.commands.info import _kernel_lines
 from rjax.models import config_from_dict
 from rjax.worker.backend import choose_backend
-from rjax.worker.kernels.report import step_kernels
-from rjax.worker.step_input import PackedLayout
+from rjax.worker.kernels.uses import step_kernels
 from rjax.worker.step_shape import StepShape
 
 OPT = {
@@ -44,12 +40,11 @@ def report(backend_name, rows, fields=None):
     shape = StepShape(rows, rows, 16, 64, backend.plan_shape(rows, rows, 1024, 64, coalesce=True))
     uses = step_kernels(
         shape,
-        PackedLayout(shape),
         model=config,
         dtype=jnp.bfloat16,
         kv_dtype=jnp.bfloat16,
         backend=backend,
-        mesh=Mesh(np.array(jax.devices()[:1]), ("tensor",)),
+        devices=1,
     )
     return {use.operation: use for use in uses}, uses
 

@@ -15,7 +15,7 @@ from rjax.models.decoder import Decoder
 from rjax.pallas_kernels.peer_exchange.peers import Peers, update_capacity
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
-from rjax.worker.kernels.report import step_kernels
+from rjax.worker.kernels.uses import step_kernels
 from rjax.worker.step import StepState, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
@@ -56,7 +56,7 @@ for rows in (1, 8):
         kernels = [c.kernel for c in choices if c.kernel is not None]
         assert all(kernel.name.startswith("mosaic") for kernel in kernels), kernels
         reported = step_kernels(
-            shape, layout, model=config, dtype=dtype, kv_dtype=dtype, backend=backend, mesh=mesh,
+            shape, model=config, dtype=dtype, kv_dtype=dtype, backend=backend, devices=devices,
             peers=peers,
         )
         uses = {use.kernel for use in reported if use.operation.startswith("all_reduce")}

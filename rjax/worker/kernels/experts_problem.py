@@ -54,7 +54,7 @@ def _spec(
 
 
 def own_experts(
-    chosen: Int[Array, "T X"], up: GroupedLinear, mesh: Mesh
+    chosen: Int[Array, "T X"], up: GroupedLinear, mesh: Mesh | AbstractMesh
 ) -> tuple[Int[Array, "rows X"], PartitionSpec]:
     """The experts of each row as a device counts its own, and their specs.
 
@@ -70,7 +70,7 @@ def own_experts(
     return own.reshape(-1, chosen.shape[1]), PartitionSpec(TENSOR_AXIS)
 
 
-def shares_of_bias(down: GroupedLinear, mesh: Mesh) -> Array | None:
+def shares_of_bias(down: GroupedLinear, mesh: Mesh | AbstractMesh) -> Array | None:
     """The second bias with an axis before it; the bias itself on one device.
 
     Where each device has a share of every expert, the axis has the devices: the bias for the first

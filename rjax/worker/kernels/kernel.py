@@ -21,6 +21,7 @@ class Kernel:
         refusal: returns why it cannot take a problem, or None.
         run: computes it: (problem, *operands) to the result.
         pads_rows: whether steps of few rows are worth padding to a number of rows that it takes.
+        gives_partial: whether its product is a Partial, also where a device has all of the depth.
         dequantises: whether it widens quantised weights before it multiplies them.
         compute_capabilities: major versions of the GPUs that run it; None for any device.
     """
@@ -31,6 +32,7 @@ class Kernel:
     refusal: Callable[[Problem], str | None]
     run: Callable[..., Any]
     pads_rows: bool = False
+    gives_partial: bool = False
     dequantises: bool = False
     compute_capabilities: tuple[int, ...] | None = None
 

@@ -276,7 +276,8 @@ def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
         "mosaic",
         refusal,
         run,
-        streams,
+        pads_rows=streams,
+        gives_partial=name.endswith("split_k"),
         compute_capabilities=HOPPER,
     )
 

@@ -265,13 +265,22 @@ def _norm_fp8_activation(
 
 
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
-    return _on_hopper(f"mosaic.{name}", operation, refusal, run, pads_rows=True)
+    return _on_hopper(f"mosaic.{name}", operation, refusal, run, streams=True)
 
 
 def _on_hopper(
-    name: str, operation: Operation, refusal: Any, run: Any, pads_rows: bool = False
+    name: str, operation: Operation, refusal: Any, run: Any, streams: bool = False
 ) -> Kernel:
-    return Kernel(name, operation, "mosaic", refusal, run, pads_rows, compute_capabilities=HOPPER)
+    return Kernel(
+        name,
+        operation,
+        "mosaic",
+        refusal,
+        run,
+        pads_rows=streams,
+        gives_partial=streams and not operation.endswith("activation"),
+        compute_capabilities=HOPPER,
+    )
 
 
 QUANTISED_KERNELS = (

@@ -11,6 +11,11 @@ from jaxtyping import Array
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Problem
 
+type RunKernel = Callable[
+    [Kernel, Problem, tuple[Any, ...], tuple[Any, ...], Callable[[Any], Any]], Any
+]
+"""`run_kernel` on a mesh that is known."""
+
 
 def run_kernel(
     kernel: Kernel,

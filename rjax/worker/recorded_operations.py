@@ -1,0 +1,241 @@
+"""The choices of kernels for a layer, found by tracing it; nothing is computed or compiled."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import AbstractMesh, PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from rjax.batch.page_groups import PageGroups
+from rjax.models import (
+    DecoderLayer,
+    HeadNorms,
+    HeadOptions,
+    KvScales,
+    ModelConfig,
+    Residual,
+    Rotary,
+    Routing,
+    rotary_tables,
+)
+from rjax.models.sharding import TENSOR_AXIS
+from rjax.pallas_kernels.attention.backend import AttentionBackend
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.peer_exchange.peers import Peers
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.worker.kernels import Choice, Dispatcher, Kernel, Problem
+from rjax.worker.layer_kernels import Pools
+from rjax.worker.operations import DispatchedOperations
+
+
+class RecordedOperations(DispatchedOperations):
+    """Records the choices; every result is zeros of the shape that the chosen kernel gives.
+
+    Args:
+        dispatcher, attention, mesh, record, peers: see `DispatchedOperations`.
+        rows: rows of the step, T.
+        kv_dtype: dtype of the KV.
+        page_size: tokens a page; None to have every operation chosen by itself, although a kernel
+            may do more than one.
+        groups: page groups of the layers; None if all share their pages.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        attention: AttentionBackend,
+        mesh: AbstractMesh,
+        record: Callable[[Choice], None],
+        *,
+        rows: int,
+        kv_dtype: DTypeLike,
+        page_size: int | None = None,
+        groups: PageGroups | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        super().__init__(dispatcher, attention, mesh, record, peers)
+        self._rows, self._kv_dtype = rows, kv_dtype
+        self._page_size, self._groups = page_size, groups
+
+    def decoder_layer(
+        self,
+        layer: DecoderLayer,
+        residual: Residual,
+        rotary: Rotary | None,
+        following: DecoderLayer | None = None,
+    ) -> Residual | None:
+        """See `DispatchedOperations`; None where every operation is chosen by itself."""
+        if self._page_size is None:
+            return None
+        return super().decoder_layer(layer, residual, rotary, following)
+
+    def attention(
+        self,
+        layer: int,
+        qkv: Float[Array, "T K A H"] | Partial,
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+        kv_scales: KvScales | None = None,
+        heads: HeadOptions | None = None,
+        norms: HeadNorms | None = None,
+    ) -> Float[Array, "T N H"] | UnmergedAttention:
+        """Zeros, unmerged where the attention of a step would be."""
+        del layer, spec, kv_scales
+        self._write_kernel(qkv, rotary, norms, self._kv_dtype)
+        T, K, A, H = qkv.shape
+        out = jnp.zeros((T, K * (A - 2), H), qkv.dtype)
+        if not self._leaves_unmerged(T, heads):
+            return out
+        return UnmergedAttention(out, out, out[:, :, 0].astype("float32"), jnp.arange(T + 1))
+
+    @property
+    def _positions(self) -> Int[Array, " T"]:
+        return jnp.zeros(self._rows, jnp.int32)
+
+    def _merged(self, h: Float[Array, "T ..."] | UnmergedAttention) -> Float[Array, "T ..."]:
+        return h.out if isinstance(h, UnmergedAttention) else h
+
+    def _paged(self, layer: int) -> tuple[int, Pools, tuple[Any, Any, Any]]:
+        assert self._page_size is not None
+        pool = jnp.zeros((1, 1, self._page_size, 1), self._kv_dtype)
+        group = 0 if self._groups is None else self._groups.layers[layer][0]
+        return group, (pool, pool), (None, None, None)
+
+    def _keep(self, layer: int, pools: Pools) -> None:
+        del layer, pools
+
+    def _run(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        operands: tuple[Any, ...],
+        specs: tuple[Any, ...],
+        of_result: Callable[[Any], Any],
+    ) -> Any:
+        del specs
+        local = _result(kernel, problem, operands)
+        cuts = jax.tree.broadcast(of_result(local), local, is_leaf=_is_spec)
+
+        def whole(leaf: jax.ShapeDtypeStruct | Array, spec: PartitionSpec) -> Array:
+            if isinstance(leaf, Array):  # an operand, which is whole
+                return leaf
+            axes = [*spec, *[None] * (leaf.ndim - len(spec))]
+            sizes = zip(leaf.shape, axes, strict=True)
+            shape = [size * (1 if axis is None else self._mesh.size) for size, axis in sizes]
+            return jnp.zeros(shape, leaf.dtype)
+
+        return jax.tree.map(whole, local, cuts, is_leaf=_is_shape)
+
+
+def layer_choices(
+    dispatcher: Dispatcher,
+    attention: AttentionBackend,
+    model: ModelConfig,
+    number: int,
+    *,
+    rows: int,
+    dtype: DTypeLike,
+    devices: int = 1,
+    kv_dtype: DTypeLike | None = None,
+    page_size: int | None = None,
+    groups: PageGroups | None = None,
+    peers: Peers | None = None,
+) -> list[Choice]:
+    """The choices for a layer behind another like it, for a sum behind it and the argmax of logits.
+
+    Args:
+        dispatcher, attention: choose the kernels.
+        model: the model's configuration, placed on the devices.
+        number: the layer.
+        rows: rows of the step, T.
+        dtype: dtype of the activations.
+        devices: number of devices on the mesh axis ``tensor``.
+        kv_dtype: dtype of the KV; None for that of the activations.
+        page_size, groups: see `RecordedOperations`.
+        peers: exchange buffers of the devices, as shapes; None without.
+    """
+    mesh = AbstractMesh((devices,), (TENSOR_AXIS,))
+    choices: list[Choice] = []
+    graph, state = nnx.split(DecoderLayer(model, number, jnp.dtype(dtype)))
+    rope = model.rope_of(number)
+
+    def run(state: Any, x: Array, peers: Peers | None) -> None:
+        layer = nnx.merge(graph, state)
+        positions = jnp.zeros(rows, jnp.int32)
+        rotary = None if rope is None else rotary_tables(rope, positions)
+        operations = RecordedOperations(
+            dispatcher,
+            attention,
+            mesh,
+            choices.append,
+            rows=rows,
+            kv_dtype=kv_dtype or dtype,
+            page_size=page_size,
+            groups=groups,
+            peers=peers,
+        )
+        residual = layer(Residual(x), rotary, operations)
+        choices.clear()
+        residual = layer(residual, rotary, operations)
+        assert residual.update is not None
+        operations.summed(residual.update)
+        operations.argmax(jnp.zeros((rows, model.vocab_size), jnp.float32))
+
+    x = jax.ShapeDtypeStruct((rows, model.hidden_size), dtype)
+    jax.eval_shape(run, state, x, peers)
+    return choices
+
+
+def _result(kernel: Kernel, problem: Problem, operands: tuple[Any, ...]) -> Any:
+    """The result of one device, as shapes."""
+    T, columns = problem.rows, problem.columns
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=problem.dtype)
+    x, peers = operands[0], operands[-1]
+    row = shape((T, problem.depth))
+
+    def partial(*columns: int) -> Partial:
+        summands = jax.ShapeDtypeStruct((1, T, *columns), jnp.float32)
+        return Partial(summands, dtype=problem.dtype)  # type: ignore[arg-type]
+
+    match problem.operation:
+        case "linear" | "merge_linear" | "norm_linear":
+            is_partial = kernel.gives_partial or problem.needs_partial
+            value = partial(*columns) if is_partial else shape((T, *columns))
+            return (row, value) if problem.operation == "norm_linear" else value
+        case "linear_activation" | "activation":
+            return shape((T, columns[-1]))
+        case "norm_linear_activation":
+            return row, shape((T, columns[-1]))
+        case "add_rms_norm":
+            return row, row
+        case "all_reduce":
+            return shape((T, *columns)), peers
+        case "all_reduce_rms_norm":
+            return row, row, peers
+        case "all_reduce_argmax":
+            return jax.ShapeDtypeStruct((T,), jnp.int32), peers
+        case "route":
+            chosen = (T, problem.top_k)
+            experts = jax.ShapeDtypeStruct(chosen, jnp.int32)
+            return Routing(experts, jax.ShapeDtypeStruct(chosen, jnp.float32))  # type: ignore[arg-type]
+        case "experts":
+            return partial(problem.depth)
+        case "decoder_layer":
+            return shape(x.shape), partial(problem.depth), *operands[5:7], None
+        case "between_attention":
+            return shape(x.shape), partial((problem.columns[2:] or (problem.depth,))[0]), None
+    raise AssertionError(problem.operation)
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, PartitionSpec)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, jax.ShapeDtypeStruct)
