@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from rjax.models.operations import HeadOptions, HeadsOperations
 from rjax.models.rope import Rotary
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.rope_and_cache.xla import rotate
+from rjax.pallas_kernels.rope_and_cache.base import rotate
 
 
 class DenseAttention(HeadsOperations):

@@ -16,11 +16,11 @@ from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.rope import Rotary
 from rjax.models.routing import Routing, route, router_logits
-from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial, reduced
-from rjax.pallas_kernels.rope_and_cache.xla import split_qkv
+from rjax.pallas_kernels.residual.base import add_rms_norm
+from rjax.pallas_kernels.rope_and_cache.base import split_qkv
 from rjax.pallas_kernels.silu_and_mul.xla import silu_and_mul
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 

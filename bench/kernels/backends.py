@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rjax.pallas_kernels.attention.backend import AttentionShape, DeviceInfo
+from rjax.pallas_kernels.attention.backend import AttentionShape
 from rjax.pallas_kernels.attention.registry import BACKENDS
+from rjax.pallas_kernels.kernel import DeviceInfo
 
 _BACKENDS = {backend.name: backend for backend in BACKENDS}
 NAMES = tuple(_BACKENDS)

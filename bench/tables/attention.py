@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rjax.models.operations import HeadsOperations
 from rjax.models.rope import Rotary
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.rope_and_cache.xla import rotate
+from rjax.pallas_kernels.rope_and_cache.base import rotate
 
 Implementation = Literal["xla", "cudnn"]
 

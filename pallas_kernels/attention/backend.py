@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
+from rjax.pallas_kernels.kernel import DeviceInfo, supports
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 
@@ -46,20 +47,6 @@ class AttentionShape:
     def has_fp8_kv(self) -> bool:
         """Whether the KV pages are float8_e4m3fn."""
         return self.kv_dtype is not None and jnp.dtype(self.kv_dtype) == jnp.float8_e4m3fn
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """The device that runs the kernels.
-
-    Attributes:
-        platform: "cpu" or "gpu".
-        compute_capability: an NVIDIA GPU's compute capability, 9.0 for Hopper; None for other
-            devices.
-    """
-
-    platform: str
-    compute_capability: float | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,13 +102,3 @@ class AttentionBackend:
     def runs_on(self, device: DeviceInfo) -> bool:
         """Whether the device can run the kernels, for shapes that they take."""
         return self.compute_capabilities is None or supports(device, self.compute_capabilities)
-
-
-def supports(device: DeviceInfo, compute_capabilities: tuple[int, ...]) -> bool:
-    """Whether the device is a GPU of one of these major compute capabilities."""
-    capability = device.compute_capability
-    return (
-        device.platform == "gpu"
-        and capability is not None
-        and int(capability) in compute_capabilities
-    )

@@ -26,7 +26,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.add_rms_norm.mosaic import normed_row
 from rjax.pallas_kernels.between_attention.arrivals import Arrivals, arrive, clear, wait_for
 from rjax.pallas_kernels.between_attention.cta import BetweenCta, Slots, store_transposed
 from rjax.pallas_kernels.between_attention.sizes import WGMMA_M, BetweenSizes, Product
@@ -39,6 +38,7 @@ from rjax.pallas_kernels.mosaic_emit import (
     widest_vector,
 )
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.residual.add_rms_norm import normed_row
 
 ROWS = (8, 16)
 """Supported row counts."""

@@ -11,10 +11,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels import skinny_gemm
-from rjax.pallas_kernels.add_rms_norm.mosaic import add_rms_norm
 from rjax.pallas_kernels.gemv_row import NormedRow, RowSource
 from rjax.pallas_kernels.mosaic_emit import num_sms
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.residual.add_rms_norm import add_rms_norm
 from rjax.pallas_kernels.skinny_gemm import GemmConfig, pipeline_stages, store_rows
 
 _BLOCK_K = 64

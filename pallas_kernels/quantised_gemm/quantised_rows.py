@@ -17,9 +17,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.add_rms_norm import mosaic
 from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided, widest_vector
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.residual import add_rms_norm
 
 GROUP = 128
 """Inputs that share a scale in grouped activations."""
@@ -129,7 +129,7 @@ def add_rms_norm_quantise(
     """
     T, D = x.shape
     pending_bias = isinstance(update, Partial) and update.bias is not None
-    why = refusal(D, x.dtype) or mosaic.refusal(D, x.dtype, pending_bias)
+    why = refusal(D, x.dtype) or add_rms_norm.refusal(D, x.dtype, pending_bias)
     if why is not None:
         raise ValueError(why)
     addend = update.summands if isinstance(update, Partial) else update
@@ -142,7 +142,7 @@ def add_rms_norm_quantise(
         begin_kernel()
         row = lax.axis_index("row")
         inputs = (x_ref, update_ref, weight_ref)
-        residual, normed = mosaic.normed_row(*inputs, row, eps, x.dtype, strided)
+        residual, normed = add_rms_norm.normed_row(*inputs, row, eps, x.dtype, strided)
         store_strided(residual_ref.at[row], residual, strided)
         _store_quantised(values_ref, scale_ref, row, normed, strided)
 

@@ -11,6 +11,7 @@ values directly into their page. Every element is read once and written once. By
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from jaxlib.mlir.dialects import math as mlir_math
 from jaxtyping import Array, Float, Int
 
 from rjax.pallas_kernels.fp8 import Scales, check_scales
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.mosaic_emit import (
     SCALAR,
     THREADS,
@@ -33,6 +35,7 @@ from rjax.pallas_kernels.mosaic_emit import (
     thread_index,
 )
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.rope_and_cache.base import RopeAndCacheProblem
 
 _WARP = 32
 
@@ -394,3 +397,38 @@ def _to_fp8(value):
     ]
     packed = vector.from_elements(ir.VectorType.get((vector_size // 2,), i16), pairs)
     return vector.bitcast(ir.VectorType.get((vector_size,), ir.Float8E4M3FNType.get()), packed)
+
+
+def _refusal(problem: RopeAndCacheProblem) -> str | None:
+    return refusal(problem.head_dim, problem.rotary_dim, problem.dtype, problem.kv_dtype)
+
+
+def _norm_refusal(problem: RopeAndCacheProblem) -> str | None:
+    return norm_refusal(problem.head_dim, problem.rotary_dim) or _refusal(problem)
+
+
+def _run(problem: RopeAndCacheProblem, *operands: Any) -> Any:
+    del problem
+    return _written(*operands, norms=None)
+
+
+def _norm_run(
+    problem: RopeAndCacheProblem, qkv: Any, q_weight: Array, k_weight: Array, *operands: Any
+) -> Any:
+    return _written(qkv, *operands, norms=HeadNorms(q_weight, k_weight, problem.eps))
+
+
+def _written(qkv: Any, *operands: Any, norms: HeadNorms | None) -> Any:
+    *arrays, scales = operands
+    if scales and isinstance(qkv, Partial):
+        qkv = qkv.reduce()
+    return rope_and_cache(qkv, *arrays, norms=norms, **scales)
+
+
+KERNELS = tuple(
+    Kernel(f"mosaic.{name}", name, "mosaic", refusal, run, compute_capabilities=HOPPER)
+    for name, refusal, run in (
+        ("rope_and_cache", _refusal, _run),
+        ("norm_rope_and_cache", _norm_refusal, _norm_run),
+    )
+)

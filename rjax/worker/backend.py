@@ -9,16 +9,13 @@ from jax.typing import DTypeLike
 
 from rjax.errors import InvalidConfigError
 from rjax.models import ModelConfig
-from rjax.pallas_kernels.attention.backend import (
-    AttentionBackend,
-    AttentionShape,
-    AttentionTuning,
-    DeviceInfo,
-)
+from rjax.pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
 from rjax.pallas_kernels.attention.plan.host import PlanShape, choose_kv_split_size
 from rjax.pallas_kernels.attention.registry import BACKENDS
+from rjax.pallas_kernels.kernel import DeviceInfo, Problem
 from rjax.pallas_kernels.skinny_gemm import ROWS
-from rjax.worker.kernels import Dispatcher, Problem
+from rjax.worker.kernels import Dispatcher
+from rjax.worker.kernels.linear_problem import LinearProblem
 from rjax.worker.recorded_operations import layer_choices
 
 _log = logging.getLogger("rjax")
@@ -187,7 +184,7 @@ def streamed_rows(
             for choice in layer_choices(
                 dispatcher, attention, model, i, rows=rows, dtype=dtype, devices=devices
             )
-            if choice.problem.scheme is not None
+            if choice.problem.schemes
         ]
         fused = [choice for choice in choices if choice.kernel is None]
         apart = rows == 1 and any(_could_join(choice.problem) for choice in fused)
@@ -200,7 +197,8 @@ def streamed_rows(
 def _could_join(problem: Problem) -> bool:
     """Whether there are kernels of one row for it: of a product and of what comes before it."""
     if problem.operation == "norm_linear_activation":
-        return problem.activation is not None and problem.activation.is_swiglu
+        assert isinstance(problem, LinearProblem) and problem.activation is not None
+        return problem.activation.is_swiglu
     return problem.operation in ("norm_linear", "merge_linear")
 
 

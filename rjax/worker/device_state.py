@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 
 from rjax.batch.page_groups import PageGroups
 from rjax.models import ModelConfig
-from rjax.pallas_kernels.peer_exchange.peers import Peers
+from rjax.pallas_kernels.residual.peers import Peers
 from rjax.sampling import SamplingState, SlotRow, admit, init_state
 from rjax.worker.kv_cache import Pools, make_pools
 from rjax.worker.step import StepState

@@ -11,10 +11,12 @@ from jaxtyping import Array, Float, Float32, Int
 
 from rjax.models import Embedding, Norm
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
+from rjax.pallas_kernels.kernel import Problem
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.peer_exchange.peers import Peers
+from rjax.pallas_kernels.residual.base import ResidualProblem
+from rjax.pallas_kernels.residual.peers import Peers
 from rjax.sampling import first_largest
-from rjax.worker.kernels import Choice, Problem
+from rjax.worker.kernels import Choice
 from rjax.worker.kernels.run import RunKernel
 
 _SHARES, _WHOLE = PartitionSpec(TENSOR_AXIS), PartitionSpec()
@@ -90,23 +92,25 @@ class DeviceSums:
         if spec[1] is None:  # every device has all logits
             return first_largest(logits)
         B, V = logits.shape
-        problem = Problem(
+        problem = ResidualProblem(
             operation="all_reduce_argmax",
             rows=B,
             dtype="float32",
             depth=V // self._mesh.size,
+            axis=TENSOR_AXIS,
             peer_capacity=0 if self.peers is None else self.peers.capacity,
         )
         [found] = self._sum(self._choose(problem), (logits,), (spec,))
         return found
 
-    def _problem(self, operation: Any, update: Partial, eps: float = 0.0) -> Problem:
-        return Problem(
+    def _problem(self, operation: Any, update: Partial, eps: float = 0.0) -> ResidualProblem:
+        return ResidualProblem(
             operation=operation,
             rows=len(update),
             dtype=jnp.dtype(update.dtype).name,
             depth=math.prod(update.shape[1:]),
             columns=update.shape[1:],
+            axis=TENSOR_AXIS,
             pending_bias=update.bias is not None,
             peer_capacity=0 if self.peers is None else self.peers.capacity,
             eps=eps,

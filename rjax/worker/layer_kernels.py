@@ -9,10 +9,11 @@ from jaxtyping import Array, Float
 from rjax.models import DecoderLayer, Operations, Residual, Rotary
 from rjax.models.layers.attention import Attention
 from rjax.pallas_kernels.between_attention.arrivals import Arrivals
+from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
-from rjax.worker.kernels import Choice, Kernel, Problem
+from rjax.worker.kernels import Choice
 from rjax.worker.kernels.between_attention import between_problem, between_weights
 from rjax.worker.kernels.layer_problem import layer_problem, layer_weights
 

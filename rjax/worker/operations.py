@@ -26,19 +26,28 @@ from rjax.models import (
 )
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
+from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.partial import Partial, reduced
-from rjax.pallas_kernels.peer_exchange.peers import Peers
+from rjax.pallas_kernels.residual.base import ResidualProblem
+from rjax.pallas_kernels.residual.peers import Peers
+from rjax.pallas_kernels.rope_and_cache.base import RopeAndCacheProblem
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.sampling import first_largest
 from rjax.worker.device_sums import DeviceSums
-from rjax.worker.kernels import Choice, Dispatcher, Kernel, Problem
+from rjax.worker.kernels import Choice, Dispatcher
 from rjax.worker.kernels.experts_problem import (
+    RouteProblem,
     expert_specs,
     experts_problem,
     own_experts,
     shares_of_bias,
 )
-from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
+from rjax.worker.kernels.linear_problem import (
+    LinearProblem,
+    LinearSharding,
+    linear_problem,
+    linear_sharding,
+)
 from rjax.worker.layer_kernels import LayerKernels, Pools
 from rjax.worker.value_specs import shares, value_specs
 
@@ -158,12 +167,12 @@ class DispatchedOperations(Operations):
         rotary: Rotary | None,
         norms: HeadNorms | None,
         kv_dtype: Any,
-    ) -> tuple[Kernel, Problem, Float[Array, "T K A H"] | Partial, tuple[Array, ...]]:
+    ) -> tuple[Kernel, RopeAndCacheProblem, Float[Array, "T K A H"] | Partial, tuple[Array, ...]]:
         """The kernel that norms, rotates and stores: (it, its problem, qkv, weights of its norms).
 
         Where no kernel norms queries and keys too, qkv is normed already, and there are no weights.
         """
-        problem = Problem(
+        problem = RopeAndCacheProblem(
             operation="rope_and_cache",
             rows=qkv.shape[0],
             dtype=str(jnp.dtype(qkv.dtype)),
@@ -220,7 +229,7 @@ class DispatchedOperations(Operations):
             if found is not None:
                 return found
             update = self._sums.all_reduce(update)
-        problem = Problem(
+        problem = ResidualProblem(
             operation="add_rms_norm",
             rows=len(x),
             dtype=str(x.dtype),
@@ -275,13 +284,13 @@ class DispatchedOperations(Operations):
         correction: Float[Array, " J"] | None = None,
     ) -> Routing:
         """The experts of each row; every device computes them."""
-        problem = Problem(
+        problem = RouteProblem(
             operation="route",
             label="D -> J",
             rows=len(h),
             dtype=str(h.dtype),
             depth=h.shape[1],
-            columns=weight.shape[1:],
+            num_experts=weight.shape[1],
             router=router,
             top_k=top_k,
         )
@@ -304,7 +313,6 @@ class DispatchedOperations(Operations):
             down,
             self._mesh,
             rows=len(h),
-            top_k=routing.experts.shape[1],
             dtype=h.dtype,
             activation=activation,
         )
@@ -323,7 +331,7 @@ class DispatchedOperations(Operations):
     def _activate(
         self, h: Float[Array, "T A F"], activation: Activation, sharding: LinearSharding
     ) -> Float[Array, "T F"]:
-        problem = Problem(
+        problem = LinearProblem(
             operation="activation",
             rows=len(h),
             dtype=str(h.dtype),
@@ -379,7 +387,7 @@ class DispatchedOperations(Operations):
         activation: Activation | None = None,
         eps: float = 0.0,
         pending_bias: bool = False,
-    ) -> Problem:
+    ) -> LinearProblem:
         return linear_problem(
             operation,
             linear,

@@ -7,7 +7,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int32
 
 from rjax.models.sharding import TENSOR_AXIS
-from rjax.pallas_kernels.peer_exchange.peers import (
+from rjax.pallas_kernels.residual.peers import (
     Peers,
     buffer_words,
     update_capacity,

@@ -1,6 +1,5 @@
 """The choices of kernels for a layer, found by tracing it; nothing is computed or compiled."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +25,16 @@ from rjax.models import (
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.peer_exchange.peers import Peers
+from rjax.pallas_kernels.residual.base import ResidualProblem
+from rjax.pallas_kernels.residual.peers import Peers
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
-from rjax.worker.kernels import Choice, Dispatcher, Kernel, Problem
+from rjax.worker.kernels import Choice, Dispatcher
+from rjax.worker.kernels.between_attention import BetweenProblem
+from rjax.worker.kernels.experts_problem import ExpertsProblem, RouteProblem
+from rjax.worker.kernels.layer_problem import LayerProblem
+from rjax.worker.kernels.linear_problem import LinearProblem
 from rjax.worker.layer_kernels import Pools
 from rjax.worker.operations import DispatchedOperations
 
@@ -194,43 +199,41 @@ def layer_choices(
 
 def _result(kernel: Kernel, problem: Problem, operands: tuple[Any, ...]) -> Any:
     """The result of one device, as shapes."""
-    T, columns = problem.rows, problem.columns
-    shape = functools.partial(jax.ShapeDtypeStruct, dtype=problem.dtype)
-    x, peers = operands[0], operands[-1]
-    row = shape((T, problem.depth))
+    T, dtype = problem.rows, problem.dtype
 
-    def partial(*columns: int) -> Partial:
-        summands = jax.ShapeDtypeStruct((1, T, *columns), jnp.float32)
-        return Partial(summands, dtype=problem.dtype)  # type: ignore[arg-type]
+    def array(*axes: int, dtype: Any = dtype) -> Any:
+        return jax.ShapeDtypeStruct((T, *axes), dtype)
 
-    match problem.operation:
-        case "linear" | "merge_linear" | "norm_linear":
+    def partial(*axes: int) -> Partial:
+        summands = jax.ShapeDtypeStruct((1, T, *axes), jnp.float32)
+        return Partial(summands, dtype=dtype)  # type: ignore[arg-type]
+
+    match problem:
+        case LinearProblem():
             is_partial = kernel.gives_partial or problem.needs_partial
-            value = partial(*columns) if is_partial else shape((T, *columns))
-            return (row, value) if problem.operation == "norm_linear" else value
-        case "linear_activation" | "activation":
-            return shape((T, columns[-1]))
-        case "norm_linear_activation":
-            return row, shape((T, columns[-1]))
-        case "add_rms_norm":
-            return row, row
-        case "all_reduce":
-            return shape((T, *columns)), peers
-        case "all_reduce_rms_norm":
-            return row, row, peers
-        case "all_reduce_argmax":
-            return jax.ShapeDtypeStruct((T,), jnp.int32), peers
-        case "route":
-            chosen = (T, problem.top_k)
-            experts = jax.ShapeDtypeStruct(chosen, jnp.int32)
-            return Routing(experts, jax.ShapeDtypeStruct(chosen, jnp.float32))  # type: ignore[arg-type]
-        case "experts":
+            value = (partial if is_partial else array)(*problem.columns)
+            if problem.operation.endswith("activation"):
+                value = array(problem.columns[-1])
+            normed = problem.operation.startswith("norm")
+            return (array(problem.depth), value) if normed else value
+        case ResidualProblem(operation="all_reduce_argmax"):
+            return jax.ShapeDtypeStruct((T,), jnp.int32), operands[-1]
+        case ResidualProblem(operation="all_reduce"):
+            return array(*problem.columns), operands[-1]
+        case ResidualProblem():
+            both = array(problem.depth), array(problem.depth)
+            return both if problem.operation == "add_rms_norm" else (*both, operands[-1])
+        case RouteProblem():
+            of_row = problem.top_k
+            return Routing(array(of_row, dtype=jnp.int32), array(of_row, dtype=jnp.float32))
+        case ExpertsProblem():
             return partial(problem.depth)
-        case "decoder_layer":
-            return shape(x.shape), partial(problem.depth), *operands[5:7], None
-        case "between_attention":
-            return shape(x.shape), partial((problem.columns[2:] or (problem.depth,))[0]), None
-    raise AssertionError(problem.operation)
+        case LayerProblem():
+            return array(problem.depth), partial(problem.depth), *operands[5:7], None
+        case BetweenProblem():
+            [width] = problem.columns[2:] or (problem.depth,)
+            return array(problem.depth), partial(width), None
+    raise AssertionError(problem)
 
 
 def _is_spec(value: Any) -> bool:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Float32, Int, UInt32
 
 from rjax.models.sharding import partition_spec
 from rjax.pallas_kernels.mosaic_emit import EARLY_STARTS
-from rjax.pallas_kernels.peer_exchange.peers import Peers
+from rjax.pallas_kernels.residual.peers import Peers
 from rjax.sampling import (
     Argmax,
     SampleResult,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rjax.models import KvScales
 from rjax.pallas_kernels.attention.backend import AttentionBackend
-from rjax.worker.kernels import Kernel, Problem
+from rjax.pallas_kernels.kernel import Kernel, Problem
 
 
 @functools.partial(jax.jit, static_argnames=("write", "problem", "backend", "spec", "unmerged"))

@@ -9,7 +9,7 @@ import pytest
 
 from bench import assembler, machine_code
 from rjax.benchmarks.records import command, load
-from rjax.pallas_kernels.add_rms_norm import mosaic as norm
+from rjax.pallas_kernels.residual import add_rms_norm as norm
 from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 
 SAID = """\

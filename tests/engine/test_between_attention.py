@@ -13,9 +13,10 @@ from rjax import engine_platform
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import DecoderLayer, config_from_dict
 from rjax.pallas_kernels.between_attention.arrivals import Arrivals
+from rjax.pallas_kernels.kernel import Kernel
 from rjax.pallas_kernels.partial import Partial
 from rjax.worker.backend import choose_backend
-from rjax.worker.kernels import Dispatcher, Kernel
+from rjax.worker.kernels import Dispatcher
 from rjax.worker.kernels.between_attention import between_problem
 from tests.engine.test_few_rows import PlainForms, answers
 from tests.engine.test_whole_layers import rms_norm

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bench.decode_step import Bench
 from bench.step_roofline import DecodeCase
-from rjax.pallas_kernels.attention.backend import DeviceInfo
+from rjax.pallas_kernels.kernel import DeviceInfo
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.sampling import first_largest
 from rjax.worker.device_sums import DeviceSums

@@ -165,9 +165,7 @@ def test_the_problem_of_a_device(parallel):
         for axes, a in ((("D", "A I"), 2), (("I", "D"), 1))
     )
     activation = Activation("silu", gated=True)
-    problem = experts_problem(
-        up, down, mesh, rows=3, top_k=2, dtype="float32", activation=activation
-    )
+    problem = experts_problem(up, down, mesh, rows=3, dtype="float32", activation=activation)
     held, width = (2, 24) if parallel else (8, 6)
     assert (problem.num_experts, problem.experts_elsewhere) == (held, 8 - held)
     assert problem.columns == (2, width) and problem.needs_partial

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import config_from_dict, place
 from rjax.models.decoder import Decoder
-from rjax.pallas_kernels.peer_exchange.peers import Peers, update_capacity
+from rjax.pallas_kernels.residual.peers import Peers, update_capacity
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.step import StepState, compile_step

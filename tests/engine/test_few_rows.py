@@ -14,18 +14,18 @@ from rjax.config import SchedulerSettings
 from rjax.models import config_from_dict
 from rjax.models.formats import ON_LOAD, OnLoad
 from rjax.models.loading.linear_modules import with_quantization
-from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.attention import xla as attention
+from rjax.pallas_kernels.kernel import Kernel
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
+from rjax.pallas_kernels.residual.base import add_rms_norm
 from rjax.pallas_kernels.silu_and_mul.xla import silu_and_mul
 from rjax.pallas_kernels.skinny_gemm import ROWS
 from rjax.pallas_kernels.split_k_gemm import xla
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.sampling import SamplingParams
 from rjax.worker.backend import Backend, choose_backend, streamed_rows
-from rjax.worker.kernels import Dispatcher, Kernel
-from rjax.worker.kernels.plain import PLAIN_KERNELS
+from rjax.worker.kernels import Dispatcher
 from tests.functional.programs import prepared, prompts
 
 from .tiny import make_engine, run
@@ -67,7 +67,7 @@ class PlainForms:
             )
             for name, run in makers
         ]
-        dispatcher = Dispatcher("xla", (*kernels, *PLAIN_KERNELS))
+        dispatcher = Dispatcher("xla", (*kernels, *backend.dispatcher.kernels))
         unmerged, merge = (_unmerged_attention, _merge) if self._fused else (None, None)
         attend = dataclasses.replace(backend.attention, unmerged_attention=unmerged, merge=merge)
         return dataclasses.replace(

@@ -6,7 +6,7 @@ import pytest
 
 from rjax.errors import InvalidConfigError
 from rjax.models import DenseAttention
-from rjax.pallas_kernels.rope_and_cache.xla import rotate
+from rjax.pallas_kernels.rope_and_cache.base import rotate
 from rjax.sampling import SamplingParams
 from rjax.worker.kv_cache import page_bytes
 

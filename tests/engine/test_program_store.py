@@ -19,9 +19,9 @@ from jax.sharding import Mesh
 from rjax.models.layers.linear import Linear
 from rjax.models.schemes import UNQUANTISED, Unquantised
 from rjax.models.sharding import single_device_mesh
+from rjax.pallas_kernels import kernel as kernels
 from rjax.sampling import SamplingParams
 from rjax.worker import trusted_files, worker
-from rjax.worker.kernels import kernel as kernels
 from rjax.worker.programs import cache, source
 from rjax.worker.programs.cache import ProgramStore, keep_compiled, open_store, without_cache
 from rjax.worker.trusted_files import distrust

@@ -11,12 +11,12 @@ from bench.step_roofline import DecodeCase
 from rjax import engine_platform
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import DecoderLayer, Rotary, config_from_dict
-from rjax.pallas_kernels.attention.backend import DeviceInfo
+from rjax.pallas_kernels.kernel import DeviceInfo, Kernel
 from rjax.pallas_kernels.partial import reduced
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
-from rjax.pallas_kernels.rope_and_cache.xla import rotate
+from rjax.pallas_kernels.rope_and_cache.base import rotate
 from rjax.worker.backend import choose_backend
-from rjax.worker.kernels import Dispatcher, Kernel
+from rjax.worker.kernels import Dispatcher
 from rjax.worker.kernels.layer_problem import layer_problem
 from tests.engine.test_few_rows import PlainForms, answers
 

@@ -6,8 +6,9 @@ import jax.numpy as jnp
 
 from rjax.models import Leaf, StoredTensor, WeightFormat, WeightScheme, register_format
 from rjax.models.schemes import UNQUANTISED
+from rjax.pallas_kernels.kernel import Kernel, register_kernel
 from rjax.pallas_kernels.partial import Partial
-from rjax.worker.kernels import Kernel, Problem, register_kernel
+from rjax.worker.kernels.linear_problem import LinearProblem
 
 CALLED: set[tuple[str, int]] = set()  # (axes, rows) of what the kernel computed
 
@@ -43,7 +44,7 @@ class ToyFormat(WeightFormat):
         return {"weight": stored["weight"], "weight_scale": stored["scale"]}
 
 
-def refusal(problem: Problem) -> str | None:
+def refusal(problem: LinearProblem) -> str | None:
     """Takes its own scheme only."""
     return None if problem.scheme == ToyInt8() else "it takes toy_int8"
 

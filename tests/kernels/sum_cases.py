@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
-from rjax.pallas_kernels.all_reduce_rms_norm import mosaic, xla
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.peer_exchange.peers import (
+from rjax.pallas_kernels.residual import all_reduce as mosaic
+from rjax.pallas_kernels.residual import base as xla
+from rjax.pallas_kernels.residual.base import add_rms_norm
+from rjax.pallas_kernels.residual.peers import (
     MAX_PUSHED_BYTES,
     Peers,
     buffer_words,

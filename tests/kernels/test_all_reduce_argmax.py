@@ -7,11 +7,11 @@ import pytest
 import sum_cases
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rjax.pallas_kernels.all_reduce_argmax import mosaic
-from rjax.pallas_kernels.all_reduce_argmax.xla import all_reduce_argmax, local_argmax
-from rjax.pallas_kernels.attention.backend import DeviceInfo
-from rjax.pallas_kernels.peer_exchange.peers import Peers
-from rjax.worker.kernels import Dispatcher, Problem
+from rjax.pallas_kernels.kernel import DeviceInfo
+from rjax.pallas_kernels.residual import all_reduce_argmax as mosaic
+from rjax.pallas_kernels.residual.base import ResidualProblem, all_reduce_argmax, local_argmax
+from rjax.pallas_kernels.residual.peers import Peers
+from rjax.worker.kernels import Dispatcher
 from rjax.worker.peer_memory import PeerMemory
 
 COLUMNS = PartitionSpec(None, "tensor")
@@ -34,8 +34,8 @@ def numbers(rows: int, columns: int) -> np.ndarray:
     [(64, 0, "no exchange buffers"), (65, 128, "at most 64"), (64, 128, None)],
 )
 def test_the_dispatcher_says_why_xla_compares(rows, capacity, reason):
-    problem = Problem(
-        operation="all_reduce_argmax", rows=rows, dtype="float32", peer_capacity=capacity
+    problem = ResidualProblem(
+        operation="all_reduce_argmax", rows=rows, dtype="float32", depth=64, peer_capacity=capacity
     )
     choice = Dispatcher.of("mosaic", DeviceInfo("gpu", 9.0)).choose(problem)
     assert choice.kernel is not None

@@ -14,12 +14,13 @@ import pytest
 import sum_cases
 from jax import lax
 
-from rjax.pallas_kernels.all_reduce_rms_norm import mosaic
-from rjax.pallas_kernels.attention.backend import DeviceInfo
+from rjax.pallas_kernels.kernel import DeviceInfo
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.peer_exchange import peers as peers_module
-from rjax.pallas_kernels.peer_exchange.peers import Peers
-from rjax.worker.kernels import Dispatcher, Problem
+from rjax.pallas_kernels.residual import all_reduce as mosaic
+from rjax.pallas_kernels.residual import peers as peers_module
+from rjax.pallas_kernels.residual.base import ResidualProblem
+from rjax.pallas_kernels.residual.peers import Peers
+from rjax.worker.kernels import Dispatcher
 from rjax.worker.peer_memory import PeerMemory
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ def test_plain_sums_have_the_documented_order(devices):
     ],
 )
 def test_the_dispatcher_says_why_xla_adds(rows, columns, dtype, capacity, reason):
-    problem = Problem(
+    problem = ResidualProblem(
         operation="all_reduce",
         rows=rows,
         dtype=dtype,

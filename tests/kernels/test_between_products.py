@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rjax.pallas_kernels.add_rms_norm import mosaic as mosaic_norm
-from rjax.pallas_kernels.add_rms_norm import xla as xla_norm
+from rjax.pallas_kernels.residual import add_rms_norm as mosaic_norm
+from rjax.pallas_kernels.residual import base as xla_norm
 from rjax.pallas_kernels.silu_and_mul import mosaic as mosaic_activation
 from rjax.pallas_kernels.silu_and_mul import xla as xla_activation
 

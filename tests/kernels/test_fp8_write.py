@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rjax.pallas_kernels.fp8 import check_scales, scales_at
-from rjax.pallas_kernels.rope_and_cache import xla
+from rjax.pallas_kernels.rope_and_cache import base as xla
 
 P, K, S, H = 5, 3, 16, 32
 FP8 = jnp.float8_e4m3fn

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from attention_rows import merged_row, normal, unmerged_row
 
-from rjax.pallas_kernels.add_rms_norm import xla as norm
 from rjax.pallas_kernels.gate_up_gemm import mosaic as gated
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.residual import base as norm
 from rjax.pallas_kernels.split_k_gemm import mosaic as split
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 

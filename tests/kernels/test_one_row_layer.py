@@ -17,7 +17,7 @@ from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.words import EMPTY
 from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
-from rjax.worker.kernels.problem import Problem
+from rjax.worker.kernels.layer_problem import LayerProblem
 from tests.kernels.quantised_weights import weight_of
 
 EPS, HEAD_EPS, SPLITS = 1e-6, 1e-5, 3
@@ -94,12 +94,12 @@ def test_lowers_for_cuda(kind, name):
 
 def test_a_layer_behind_one_with_other_bits_has_words_of_its_own():
     layer = MODELS["qwen3-0.6b"]
-    problem = Problem(
+    problem = LayerProblem(
         operation="decoder_layer",
         rows=1,
         dtype="bfloat16",
         depth=layer.D,
-        columns=(layer.F,),
+        width=layer.F,
         scheme=Scaled("fp8"),
         num_heads=layer.N,
         num_kv_heads=layer.K,

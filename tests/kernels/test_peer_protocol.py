@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rjax.pallas_kernels.peer_exchange import peers
+from rjax.pallas_kernels.residual import peers
 
 _ROWS = 3  # words of a share, one a row
 

@@ -7,7 +7,6 @@ import pytest
 from interpreted_mosaic import interpreting, load_interleaved, store_all, store_transposed
 from quantised_weights import KINDS, error, weight_of, weight_spec
 
-from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import (
     interleaving,
@@ -17,6 +16,7 @@ from rjax.pallas_kernels.quantised_gemm import (
 )
 from rjax.pallas_kernels.quantised_gemm.config import GemmConfig, GemmShape, configs
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.residual.base import add_rms_norm
 from tests.crossed import crossed
 
 # (W, X, E) of Llama-3-8B, Qwen2.5-3B and Qwen2.5-0.5B layers, and odd ones.

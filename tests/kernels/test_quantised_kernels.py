@@ -13,11 +13,11 @@ from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import DecoderLayer, Linear, ModelConfig, config_from_dict
 from rjax.models.schemes import Scaled
 from rjax.models.sharding import single_device_mesh
-from rjax.pallas_kernels.add_rms_norm import xla as xla_norm
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.quantised_gemm import mosaic, quantised_rows, upcast
-from rjax.worker.kernels import Dispatcher, Problem
-from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
+from rjax.pallas_kernels.residual import base as xla_norm
+from rjax.worker.kernels import Dispatcher
+from rjax.worker.kernels.linear_problem import LinearProblem, linear_problem, linear_sharding
 from rjax.worker.kernels.plain import PLAIN_KERNELS
 from rjax.worker.kernels.quantised import QUANTISED_KERNELS
 from tests.crossed import crossed
@@ -61,7 +61,7 @@ def linear(axes: str, scheme: Scaled) -> Linear:
     return layer
 
 
-def problem_of(axes: str, layer: Linear, rows: int) -> Problem:
+def problem_of(axes: str, layer: Linear, rows: int) -> LinearProblem:
     activated = axes == "D -> A F"
     with_activation: dict[str, Any] = {}
     if activated:
@@ -79,7 +79,7 @@ def rows_of(rows: int, depth: int) -> jax.Array:
     )
 
 
-def plain(problem: Problem, h: jax.Array, leaves: Any) -> np.ndarray:
+def plain(problem: LinearProblem, h: jax.Array, leaves: Any) -> np.ndarray:
     assert problem.scheme is not None
     weight = problem.scheme.dequantise(leaves, problem.depth, jnp.float32)
     product = (h.astype(jnp.float32) @ weight).reshape(len(h), *problem.columns)

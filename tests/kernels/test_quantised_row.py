@@ -11,7 +11,6 @@ from interpreted_mosaic import interpreting, load_interleaved, store_transposed
 from jax.experimental import pallas as pl
 from quantised_weights import error, weight_of, weight_spec
 
-from rjax.pallas_kernels.add_rms_norm import xla as norm
 from rjax.pallas_kernels.gemv_row import MergedRow, NormedRow, StoredRow
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import (
@@ -22,6 +21,7 @@ from rjax.pallas_kernels.quantised_gemm import (
 )
 from rjax.pallas_kernels.quantised_gemm.config import GemmConfig
 from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
+from rjax.pallas_kernels.residual import base as norm
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 # (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, odd sizes

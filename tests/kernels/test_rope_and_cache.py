@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rjax.pallas_kernels.partial import Partial, reduced
-from rjax.pallas_kernels.rope_and_cache import mosaic, xla
+from rjax.pallas_kernels.rope_and_cache import base as xla
+from rjax.pallas_kernels.rope_and_cache import mosaic
 
 # (T, G, K, H, R, S, whether there is a bias)
 SHAPES = [

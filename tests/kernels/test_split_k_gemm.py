@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rjax.pallas_kernels.add_rms_norm import mosaic as mosaic_norm
-from rjax.pallas_kernels.add_rms_norm import xla as xla_norm
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.residual import add_rms_norm as mosaic_norm
+from rjax.pallas_kernels.residual import base as xla_norm
+from rjax.pallas_kernels.rope_and_cache import base as xla_write
 from rjax.pallas_kernels.rope_and_cache import mosaic as mosaic_write
-from rjax.pallas_kernels.rope_and_cache import xla as xla_write
 from rjax.pallas_kernels.split_k_gemm import mosaic, xla
 
 # (T, depth, columns): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B

@@ -11,7 +11,7 @@ from rjax import models
 from rjax.models.rope import RopeConfig, rotary_tables
 from rjax.pallas_kernels.attention.reference import paged_attention_reference
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.rope_and_cache.xla import rotate
+from rjax.pallas_kernels.rope_and_cache.base import rotate
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

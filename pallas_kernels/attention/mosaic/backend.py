@@ -12,13 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rjax.pallas_kernels.attention.backend import (
-    AttentionBackend,
-    AttentionShape,
-    AttentionTuning,
-    DeviceInfo,
-    supports,
-)
+from rjax.pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
 from rjax.pallas_kernels.attention.mosaic.config import (
     CONSUMERS,
     FP8_HEAD_DIMS,
@@ -38,6 +32,7 @@ from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.fp8 import Scales, check_scales
+from rjax.pallas_kernels.kernel import DeviceInfo, supports
 from rjax.pallas_kernels.mosaic_emit import num_sms
 from rjax.pallas_kernels.relay_fusion.mosaic import merge_in_place, merge_rows
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention

@@ -2,8 +2,9 @@
 
 import jax.numpy as jnp
 
-from rjax.pallas_kernels.attention.backend import AttentionShape, DeviceInfo, supports
+from rjax.pallas_kernels.attention.backend import AttentionShape
 from rjax.pallas_kernels.attention.triton.config import BLOCK_M, HEAD_DIMS
+from rjax.pallas_kernels.kernel import DeviceInfo, supports
 
 COMPUTE_CAPABILITIES = (8, 9)
 

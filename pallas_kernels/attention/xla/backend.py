@@ -1,13 +1,9 @@
 """The xla backend: runs any shape on any device."""
 
-from rjax.pallas_kernels.attention.backend import (
-    AttentionBackend,
-    AttentionShape,
-    AttentionTuning,
-    DeviceInfo,
-)
+from rjax.pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
 from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.pallas_kernels.attention.xla.attention import paged_attention
+from rjax.pallas_kernels.kernel import DeviceInfo
 
 _TUNING = AttentionTuning(
     tile_rows=16,

@@ -1,7 +1,5 @@
-"""The kernels of each operation, and the choice between them."""
+"""The kernels of products, experts and layers, and the choice between all kernels."""
 
 from rjax.worker.kernels.dispatcher import Choice, Dispatcher
-from rjax.worker.kernels.kernel import Kernel, register_kernel
-from rjax.worker.kernels.problem import Problem
 
-__all__ = ["Choice", "Dispatcher", "Kernel", "Problem", "register_kernel"]
+__all__ = ["Choice", "Dispatcher"]

@@ -1,5 +1,6 @@
 """The kernel from one attention to the next: the problem it is chosen by, and its operands."""
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
@@ -11,10 +12,29 @@ from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.between_attention import mosaic
 from rjax.pallas_kernels.between_attention.arrivals import Arrivals
 from rjax.pallas_kernels.between_attention.mosaic import BetweenWeights
+from rjax.pallas_kernels.kernel import HOPPER, Kernel, Problem
 from rjax.pallas_kernels.partial import Partial
-from rjax.worker.kernels.kernel import HOPPER, Kernel
 from rjax.worker.kernels.layer_problem import plain_parts, unlike_llama
-from rjax.worker.kernels.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BetweenProblem(Problem):
+    """What is between one attention and the next; with an obstacle, nothing else is known of it.
+
+    between_attention: (x, attended [T, E], `BetweenWeights`, `Arrivals`) to (the stream, the update
+    of the feed-forward or qkv of the next layer as a Partial, counters for the next layer).
+
+    Attributes:
+        depth: D.
+        columns: E, F and the columns of qkv of the next layer, if one follows.
+        early_weights: see `LinearProblem`.
+        eps: epsilon of the norms.
+    """
+
+    depth: int = 0
+    columns: tuple[int, ...] = ()
+    early_weights: bool = False
+    eps: float = 0.0
 
 
 def between_problem(
@@ -25,7 +45,7 @@ def between_problem(
     dtype: DTypeLike,
     early_weights: bool = False,
     obstacle: str | None = None,
-) -> Problem:
+) -> BetweenProblem:
     """The problem by which a kernel is chosen.
 
     Such kernels know layers that `unlike_llama` accepts, with unquantised weights. Anything else is
@@ -39,18 +59,19 @@ def between_problem(
         obstacle = "norms of different epsilons"
     if obstacle is not None:
         name = jnp.dtype(dtype).name
-        return Problem(operation="between_attention", rows=rows, dtype=name, obstacle=obstacle)
+        return BetweenProblem(
+            operation="between_attention", rows=rows, dtype=name, obstacle=obstacle
+        )
     attention, mlp = plain_parts(layer)
     columns = [attention.output.depth, mlp.down.depth]
     if following is not None:
         columns.append(math.prod(plain_parts(following)[0].qkv.output_shape))
-    return Problem(
+    return BetweenProblem(
         operation="between_attention",
         rows=rows,
         dtype=jnp.dtype(dtype).name,
         depth=mlp.up.depth,
         columns=tuple(columns),
-        scheme=UNQUANTISED,
         early_weights=early_weights,
         eps=eps.pop(),
     )
@@ -87,14 +108,14 @@ def _matrix(linear: Linear) -> Array:
     return linear.leaves["weight"].reshape(linear.depth, -1)
 
 
-def _refusal(problem: Problem) -> str | None:
+def _refusal(problem: BetweenProblem) -> str | None:
     E, F, *following = problem.columns
     Q = following[0] if following else None
     return mosaic.refusal(problem.rows, problem.depth, E, F, Q, problem.dtype)
 
 
 def _run(
-    problem: Problem, x: Array, attended: Array, weights: BetweenWeights, arrivals: Arrivals
+    problem: BetweenProblem, x: Array, attended: Array, weights: BetweenWeights, arrivals: Arrivals
 ) -> tuple[Array, Partial, Arrivals]:
     return mosaic.between_attention(
         x, attended, weights, arrivals, problem.eps, early_weights=problem.early_weights

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from rjax.pallas_kernels.attention.backend import DeviceInfo
+from rjax.pallas_kernels.kernel import DeviceInfo, Kernel, Problem, registered_kernels
+from rjax.pallas_kernels.residual.kernels import KERNELS as RESIDUAL_KERNELS
+from rjax.pallas_kernels.rope_and_cache.kernels import KERNELS as ROPE_KERNELS
 from rjax.worker.kernels.between_attention import BETWEEN_ATTENTION
-from rjax.worker.kernels.kernel import Kernel, registered_kernels
 from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
 from rjax.worker.kernels.mosaic import MOSAIC_KERNELS
 from rjax.worker.kernels.plain import PLAIN_KERNELS
-from rjax.worker.kernels.problem import Problem
 from rjax.worker.kernels.quantised import QUANTISED_KERNELS
 from rjax.worker.kernels.quantised_experts import QUANTISED_EXPERTS
 
@@ -50,7 +50,8 @@ class Dispatcher:
         """
         quantised = (*QUANTISED_KERNELS, QUANTISED_EXPERTS)
         mosaic = (ONE_ROW_LAYER, BETWEEN_ATTENTION, *MOSAIC_KERNELS)
-        kernels = (*registered_kernels(), *quantised, *mosaic, *PLAIN_KERNELS)
+        folders = (*RESIDUAL_KERNELS, *ROPE_KERNELS)
+        kernels = (*registered_kernels(), *quantised, *mosaic, *folders, *PLAIN_KERNELS)
         return cls(
             backend,
             tuple(

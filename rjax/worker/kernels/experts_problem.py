@@ -1,5 +1,6 @@
-"""The problem that a layer's experts pose to each device of a mesh."""
+"""The problems that a layer's experts and their router pose to each device of a mesh."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -7,11 +8,64 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
-from rjax.models import Activation, GroupedLinear
+from rjax.models import Activation, GroupedLinear, Router, WeightScheme
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.grouped import is_interleaved
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
-from rjax.worker.kernels.problem import Problem
+from rjax.pallas_kernels.kernel import Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RouteProblem(Problem):
+    """The choice of the experts of each row.
+
+    route: (h [T, D], weight [D, J], bias [J] or None, correction [J] or None) to Routing.
+
+    Attributes:
+        depth: D.
+        num_experts, top_k: J of all devices, and the experts of a row.
+        router: the scoring and choice of experts.
+    """
+
+    depth: int
+    num_experts: int
+    top_k: int
+    router: Router
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsProblem(Problem):
+    """The weighted sum of the outputs of each row's experts; see `Operations.experts`.
+
+    experts: (h [T, D], experts of each row, their weights, the leaves of the weights [J, D, A, I]
+    and [J, I, D] of all experts, their biases or None, the second's with an axis of one device
+    before it if ``needs_partial``) to a Partial.
+
+    Attributes:
+        depth: D.
+        columns: (A, I) of one device.
+        scheme, scale_block: see `LinearProblem`, of the first weight.
+        down_scheme, down_scale_block: the same of the second.
+        activation: activation between the two products.
+        needs_partial: the devices have shares of the result, so that it must be a Partial.
+        experts_elsewhere: experts of the other devices, where devices hold whole experts. Rows may
+            then have any number of the device's own, also none.
+    """
+
+    depth: int
+    columns: tuple[int, int]
+    scheme: WeightScheme
+    scale_block: tuple[int, int] | None
+    down_scheme: WeightScheme
+    down_scale_block: tuple[int, int] | None
+    activation: Activation
+    needs_partial: bool
+    experts_elsewhere: int
+
+    @property
+    def schemes(self) -> tuple[WeightScheme, ...]:
+        """The schemes of both weights."""
+        return self.scheme, self.down_scheme
 
 
 def expert_specs(
@@ -91,17 +145,15 @@ def experts_problem(
     mesh: Mesh | AbstractMesh,
     *,
     rows: int,
-    top_k: int,
     dtype: DTypeLike,
     activation: Activation,
-) -> Problem:
+) -> ExpertsProblem:
     """The problem by which a kernel is chosen.
 
     Args:
         up, down: the weights, [J, D, A, I] and [J, I, D].
         mesh: the devices.
         rows: number of rows, T.
-        top_k: experts of a row.
         dtype: dtype of the rows.
         activation: activation between the two products.
     """
@@ -109,7 +161,7 @@ def experts_problem(
     devices = mesh.shape[TENSOR_AXIS]
     local = J // devices if up.expert_parallel else J
     own_width = width if up.expert_parallel else width // devices
-    return Problem(
+    return ExpertsProblem(
         operation="experts",
         rows=rows,
         dtype=jnp.dtype(dtype).name,
@@ -121,11 +173,8 @@ def experts_problem(
         down_scheme=down.scheme,
         down_scale_block=_scale_block(down, own_width),
         activation=activation,
-        bias=up.bias is not None,
         needs_partial=devices > 1,
-        num_experts=local,
         experts_elsewhere=J - local,
-        top_k=top_k,
     )
 
 

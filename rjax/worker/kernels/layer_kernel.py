@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rjax.models.schemes import Scaled
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.one_row_layer.mosaic import (
     LayerWords,
     decoder_layer,
@@ -13,11 +14,10 @@ from rjax.pallas_kernels.one_row_layer.mosaic import (
     refusal,
 )
 from rjax.pallas_kernels.partial import Partial
-from rjax.worker.kernels.kernel import HOPPER, Kernel
-from rjax.worker.kernels.problem import Problem
+from rjax.worker.kernels.layer_problem import LayerProblem
 
 
-def _refusal(problem: Problem) -> str | None:
+def _refusal(problem: LayerProblem) -> str | None:
     scheme = problem.scheme
     stored = {}
     if isinstance(scheme, Scaled):
@@ -29,7 +29,7 @@ def _refusal(problem: Problem) -> str | None:
         N=problem.num_heads,
         K=problem.num_kv_heads,
         H=problem.head_dim,
-        F=problem.columns[0],
+        F=problem.width,
         page_size=problem.page_size,
         rotary_dim=problem.rotary_dim,
         dtype=problem.dtype,
@@ -38,7 +38,7 @@ def _refusal(problem: Problem) -> str | None:
     )
 
 
-def _run(problem: Problem, x: Array, update: Any, *rest: Any) -> Any:
+def _run(problem: LayerProblem, x: Array, update: Any, *rest: Any) -> Any:
     *arrays, words = rest
     scheme = problem.scheme
     sizes = layer_sizes(
@@ -46,7 +46,7 @@ def _run(problem: Problem, x: Array, update: Any, *rest: Any) -> Any:
         N=problem.num_heads,
         K=problem.num_kv_heads,
         H=problem.head_dim,
-        F=problem.columns[0],
+        F=problem.width,
         values=scheme.values if isinstance(scheme, Scaled) else None,
     )
     if update is None:  # of the first layer; as many summands as in the others, for one kernel

@@ -1,19 +1,54 @@
 """The problem that a whole decoder layer poses."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from rjax.models import DecoderLayer, Linear, Rotary
+from rjax.models import DecoderLayer, Linear, Rotary, WeightScheme
 from rjax.models.layers.attention import Attention
 from rjax.models.layers.mlp import Mlp
 from rjax.models.schemes import Scaled, Unquantised
+from rjax.pallas_kernels.kernel import Problem
 from rjax.pallas_kernels.one_row_layer.weights import LayerWeights
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
-from rjax.worker.kernels.problem import Problem
 from rjax.worker.kernels.quantised import scaled_weight
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProblem(Problem):
+    """A decoder layer like Llama's; with an obstacle, nothing else is known of it.
+
+    decoder_layer: (x, update or None, `LayerWeights`, cos, sin, K pages, V pages, page table,
+    positions, slots, `LayerWords` or None) to (x + the update of attention, the update of the
+    feed-forward, K pages, V pages, words for the next layer).
+
+    Attributes:
+        depth, width: D and F.
+        scheme: how the weights are stored.
+        early_weights: see `LinearProblem`.
+        num_heads, num_kv_heads, head_dim: N, K and H.
+        rotary_dim: numbers of a head that rotate.
+        kv_dtype, page_size: name of the dtype of the KV, and tokens of a page.
+        score_scale: factor of the scores.
+        eps, head_eps: epsilon of the layer's norms, and of those of queries and keys.
+    """
+
+    depth: int = 0
+    width: int = 0
+    scheme: WeightScheme | None = None
+    early_weights: bool = False
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    rotary_dim: int = 0
+    kv_dtype: str = ""
+    page_size: int = 0
+    score_scale: float = 0.0
+    eps: float = 0.0
+    head_eps: float = 0.0
 
 
 def layer_problem(
@@ -25,7 +60,7 @@ def layer_problem(
     dtype: DTypeLike,
     early_weights: bool = False,
     obstacle: str | None = None,
-) -> Problem:
+) -> LayerProblem:
     """The problem by which a kernel is chosen.
 
     Such kernels know RMS norms before attention and feed-forward, a rotary embedding of halves,
@@ -35,16 +70,16 @@ def layer_problem(
     obstacle = obstacle or unlike_llama(layer) or _attention_obstacle(layer.attention, rotary)
     if obstacle is not None:
         name = jnp.dtype(dtype).name
-        return Problem(operation="decoder_layer", rows=rows, dtype=name, obstacle=obstacle)
+        return LayerProblem(operation="decoder_layer", rows=rows, dtype=name, obstacle=obstacle)
     attention, mlp = plain_parts(layer)
     assert layer.attention_norm is not None and rotary is not None
     (D,), (K, A, H) = attention.qkv.input_shape, attention.qkv.output_shape
-    return Problem(
+    return LayerProblem(
         operation="decoder_layer",
         rows=rows,
         dtype=jnp.dtype(dtype).name,
         depth=D,
-        columns=(mlp.down.depth,),
+        width=mlp.down.depth,
         scheme=attention.qkv.scheme,
         early_weights=early_weights,
         eps=layer.attention_norm.eps,

@@ -8,19 +8,15 @@ from jaxtyping import Array, Float
 from rjax.models import Routing
 from rjax.models.routing import route, router_logits
 from rjax.models.schemes.grouped import dequantise_expert
-from rjax.models.sharding import TENSOR_AXIS
-from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
-from rjax.pallas_kernels.all_reduce_argmax.xla import all_reduce_argmax
-from rjax.pallas_kernels.all_reduce_rms_norm.xla import all_reduce
 from rjax.pallas_kernels.grouped_gemm.xla import experts
+from rjax.pallas_kernels.kernel import Kernel, takes_all
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.rope_and_cache.xla import rope_and_cache
-from rjax.worker.kernels.kernel import Kernel
-from rjax.worker.kernels.problem import Problem
+from rjax.worker.kernels.experts_problem import ExpertsProblem, RouteProblem
+from rjax.worker.kernels.linear_problem import LinearProblem
 
 
 def _linear(
-    problem: Problem, h: Float[Array, "T D"], leaves: dict[str, Array]
+    problem: LinearProblem, h: Float[Array, "T D"], leaves: dict[str, Array]
 ) -> Float[Array, "T ..."] | Partial:
     assert problem.scheme is not None
     weight = problem.scheme.dequantise(leaves, problem.depth, h.dtype)
@@ -31,38 +27,17 @@ def _linear(
     return Partial(product[None], dtype=h.dtype)
 
 
-def _add_rms_norm(problem: Problem, x: Any, update: Any, weight: Any) -> Any:
-    return add_rms_norm(x, update, weight, problem.eps)
-
-
-def _all_reduce(problem: Problem, update: Partial, peers: Any) -> Any:
-    del problem
-    return all_reduce(update, TENSOR_AXIS), peers
-
-
-def _all_reduce_argmax(problem: Problem, x: Float[Array, "T W"], peers: Any) -> Any:
-    del problem
-    return all_reduce_argmax(x, TENSOR_AXIS), peers
-
-
-def _activation(problem: Problem, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
+def _activation(problem: LinearProblem, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
     assert problem.activation is not None
     return problem.activation(h)
 
 
-def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
-    del problem
-    *arrays, scales = operands
-    return rope_and_cache(*arrays, **scales)
-
-
-def _route(problem: Problem, h: Any, weight: Any, bias: Any, correction: Any) -> Routing:
-    assert problem.router is not None
+def _route(problem: RouteProblem, h: Any, weight: Any, bias: Any, correction: Any) -> Routing:
     return route(router_logits(h, weight, bias), problem.router, problem.top_k, correction)
 
 
 def _experts(
-    problem: Problem,
+    problem: ExpertsProblem,
     h: Any,
     chosen: Any,
     weights: Any,
@@ -72,7 +47,6 @@ def _experts(
     down_bias: Any,
 ) -> Partial:
     of_up, of_down = problem.scheme, problem.down_scheme
-    assert problem.activation is not None and of_up is not None and of_down is not None
     if problem.needs_partial and down_bias is not None:
         down_bias = down_bias[0]
     return experts(
@@ -90,22 +64,14 @@ def _experts(
     )
 
 
-def _takes_all(problem: Problem) -> None:
-    del problem
-
-
 def _kernel(operation: Any, run: Any) -> Kernel:
     dequantises = operation in ("linear", "experts")
-    return Kernel(f"xla.{operation}", operation, "xla", _takes_all, run, dequantises=dequantises)
+    return Kernel(f"xla.{operation}", operation, "xla", takes_all, run, dequantises=dequantises)
 
 
 PLAIN_KERNELS = (
     _kernel("linear", _linear),
-    _kernel("add_rms_norm", _add_rms_norm),
-    _kernel("all_reduce", _all_reduce),
-    _kernel("all_reduce_argmax", _all_reduce_argmax),
     _kernel("activation", _activation),
-    _kernel("rope_and_cache", _rope_and_cache),
     _kernel("route", _route),
     _kernel("experts", _experts),
 )

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.scaled import VALUE_DTYPES
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.quantised_gemm import (
     merge_quantise,
@@ -20,8 +21,7 @@ from rjax.pallas_kernels.quantised_gemm import (
 )
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
-from rjax.worker.kernels.kernel import HOPPER, Kernel
-from rjax.worker.kernels.problem import Operation, Problem
+from rjax.worker.kernels.linear_problem import LinearProblem
 
 
 def max_rows(scheme: Scaled) -> int | None:
@@ -38,7 +38,7 @@ _MAX_ROWS_OF_CHANNELS = 64
 _MAX_ROWS_OF_INTEGERS = {"int8": 512, "int4": 1024}
 
 
-def _gemm_refusal(problem: Problem) -> str | None:
+def _gemm_refusal(problem: LinearProblem) -> str | None:
     if not isinstance(problem.scheme, Scaled):
         return "unquantised weights"
     assert problem.scale_block is not None
@@ -57,13 +57,13 @@ def _gemm_refusal(problem: Problem) -> str | None:
     )
 
 
-def _gate_up_refusal(problem: Problem) -> str | None:
+def _gate_up_refusal(problem: LinearProblem) -> str | None:
     if problem.activation is None or not problem.activation.is_swiglu:
         return "it takes silu with a gate"
     return "a bias before the activation" if problem.bias else _gemm_refusal(problem)
 
 
-def _norm_refusal(problem: Problem) -> str | None:
+def _norm_refusal(problem: LinearProblem) -> str | None:
     """Reason why the norm with fp8 rows cannot run, or None; other rows gain nothing by it."""
     if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
         return "weights that are not fp8"
@@ -74,15 +74,15 @@ def _norm_refusal(problem: Problem) -> str | None:
     return quantised_rows.refusal(problem.depth, problem.dtype)
 
 
-def _norm_gemm_refusal(problem: Problem) -> str | None:
+def _norm_gemm_refusal(problem: LinearProblem) -> str | None:
     return _norm_refusal(problem) or _gemm_refusal(problem)
 
 
-def _norm_gate_up_refusal(problem: Problem) -> str | None:
+def _norm_gate_up_refusal(problem: LinearProblem) -> str | None:
     return _norm_refusal(problem) or _gate_up_refusal(problem)
 
 
-def _one_row_refusal(problem: Problem) -> str | None:
+def _one_row_refusal(problem: LinearProblem) -> str | None:
     """Reason why the GEMM cannot compute the norm itself, or None."""
     if not isinstance(problem.scheme, Scaled):
         return "unquantised weights"
@@ -96,15 +96,15 @@ def _one_row_refusal(problem: Problem) -> str | None:
     )
 
 
-def _norm_row_gemm_refusal(problem: Problem) -> str | None:
+def _norm_row_gemm_refusal(problem: LinearProblem) -> str | None:
     return _one_row_refusal(problem) or _gemm_refusal(problem)
 
 
-def _norm_row_gate_up_refusal(problem: Problem) -> str | None:
+def _norm_row_gate_up_refusal(problem: LinearProblem) -> str | None:
     return _one_row_refusal(problem) or _gate_up_refusal(problem)
 
 
-def _merge_gemm_refusal(problem: Problem) -> str | None:
+def _merge_gemm_refusal(problem: LinearProblem) -> str | None:
     """Reason why relay fusion that quantises rows cannot run, or None; other rows gain nothing."""
     if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
         return "weights that are not fp8"
@@ -114,7 +114,7 @@ def _merge_gemm_refusal(problem: Problem) -> str | None:
     return why or _gemm_refusal(problem)
 
 
-def _merge_row_gemm_refusal(problem: Problem) -> str | None:
+def _merge_row_gemm_refusal(problem: LinearProblem) -> str | None:
     if not isinstance(problem.scheme, Scaled):
         return "unquantised weights"
     assert problem.scale_block is not None
@@ -123,7 +123,7 @@ def _merge_row_gemm_refusal(problem: Problem) -> str | None:
     return why or _gemm_refusal(problem)
 
 
-def _fp8_dot_refusal(problem: Problem) -> str | None:
+def _fp8_dot_refusal(problem: LinearProblem) -> str | None:
     if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
         return "weights that are not fp8"
     if jnp.dtype(problem.dtype).itemsize != 2:
@@ -154,45 +154,45 @@ def scaled_weight(
     )
 
 
-def _scaled_weight(problem: Problem, leaves: dict[str, Array], matrices: int) -> ScaledWeight:
+def _scaled_weight(problem: LinearProblem, leaves: dict[str, Array], matrices: int) -> ScaledWeight:
     assert isinstance(problem.scheme, Scaled)
     weight = scaled_weight(problem.scheme, leaves, problem.columns, matrices)
     return dataclasses.replace(weight, is_early=problem.early_weights)
 
 
-def _shaped(problem: Problem, partial: Partial) -> Partial:
+def _shaped(problem: LinearProblem, partial: Partial) -> Partial:
     summands = partial.summands
     return Partial(summands.reshape(*summands.shape[:2], *problem.columns), dtype=partial.dtype)
 
 
-def _gemm(problem: Problem, h: Array | QuantisedRows, leaves: dict[str, Array]) -> Partial:
+def _gemm(problem: LinearProblem, h: Array | QuantisedRows, leaves: dict[str, Array]) -> Partial:
     return _shaped(problem, mosaic.quantised_gemm(h, _scaled_weight(problem, leaves, 1)))
 
 
-def _gate_up(problem: Problem, h: Array | QuantisedRows, leaves: dict[str, Array]) -> Array:
+def _gate_up(problem: LinearProblem, h: Array | QuantisedRows, leaves: dict[str, Array]) -> Array:
     return mosaic.quantised_gate_up_gemm(h, _scaled_weight(problem, leaves, 2))
 
 
 def _norm_gemm(
-    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+    problem: LinearProblem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Partial]:
     x, rows = quantised_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
     return x, _gemm(problem, rows, leaves)
 
 
 def _norm_gate_up(
-    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+    problem: LinearProblem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Array]:
     x, rows = quantised_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
     return x, _gate_up(problem, rows, leaves)
 
 
-def _norm_fp8_dot_refusal(problem: Problem) -> str | None:
+def _norm_fp8_dot_refusal(problem: LinearProblem) -> str | None:
     return _norm_refusal(problem) or _fp8_dot_refusal(problem)
 
 
 def _fp8_dot(
-    problem: Problem, h: Float[Array, "T D"] | QuantisedRows, leaves: dict[str, Array]
+    problem: LinearProblem, h: Float[Array, "T D"] | QuantisedRows, leaves: dict[str, Array]
 ) -> Float[Array, "T ..."] | Partial:
     """Multiply K-major fp8 operands, which cuBLASLt takes on Hopper, and scale the product.
 
@@ -220,7 +220,7 @@ def _fp8_dot(
 
 
 def _norm_row_gemm(
-    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+    problem: LinearProblem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Partial]:
     scaled = _scaled_weight(problem, leaves, 1)
     x, partial = one_row.norm_quantised_gemm(x, update, weight, problem.eps, scaled)
@@ -228,49 +228,47 @@ def _norm_row_gemm(
 
 
 def _norm_row_gate_up(
-    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+    problem: LinearProblem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Array]:
     scaled = _scaled_weight(problem, leaves, 2)
     return one_row.norm_quantised_gate_up_gemm(x, update, weight, problem.eps, scaled)
 
 
-def _merge_row_gemm(problem: Problem, attention: Any, leaves: dict[str, Array]) -> Partial:
+def _merge_row_gemm(problem: LinearProblem, attention: Any, leaves: dict[str, Array]) -> Partial:
     scaled = _scaled_weight(problem, leaves, 1)
     return _shaped(problem, one_row.merge_quantised_gemm(attention, scaled))
 
 
-def _merge_gemm(problem: Problem, attention: Any, leaves: dict[str, Array]) -> Partial:
+def _merge_gemm(problem: LinearProblem, attention: Any, leaves: dict[str, Array]) -> Partial:
     return _gemm(problem, merge_quantise.merge_quantise(attention), leaves)
 
 
-def _norm_fp8_activation_refusal(problem: Problem) -> str | None:
+def _norm_fp8_activation_refusal(problem: LinearProblem) -> str | None:
     if problem.bias:
         return "a bias before the activation"
     return _norm_fp8_dot_refusal(problem)
 
 
 def _norm_fp8_dot(
-    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+    problem: LinearProblem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Array | Partial]:
     x, rows = quantised_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
     return x, _fp8_dot(problem, rows, leaves)
 
 
 def _norm_fp8_activation(
-    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+    problem: LinearProblem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Array]:
     assert problem.activation is not None and not problem.needs_partial
     x, product = _norm_fp8_dot(problem, x, update, weight, leaves)
     return x, problem.activation(reduced(product))
 
 
-def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
+def _kernel(name: str, operation: str, refusal: Any, run: Any) -> Kernel:
     return _on_hopper(f"mosaic.{name}", operation, refusal, run, streams=True)
 
 
-def _on_hopper(
-    name: str, operation: Operation, refusal: Any, run: Any, streams: bool = False
-) -> Kernel:
+def _on_hopper(name: str, operation: str, refusal: Any, run: Any, streams: bool = False) -> Kernel:
     return Kernel(
         name,
         operation,

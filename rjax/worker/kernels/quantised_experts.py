@@ -6,14 +6,14 @@ from rjax.models.schemes import Scaled
 from rjax.models.schemes.grouped import is_interleaved
 from rjax.pallas_kernels.grouped_gemm import mosaic
 from rjax.pallas_kernels.grouped_gemm.grouped_weight import GroupedWeight
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.partial import Partial
-from rjax.worker.kernels.kernel import HOPPER, Kernel
-from rjax.worker.kernels.problem import Problem
+from rjax.worker.kernels.experts_problem import ExpertsProblem
 
 
-def _refusal(problem: Problem) -> str | None:
+def _refusal(problem: ExpertsProblem) -> str | None:
     activation = problem.activation
-    if activation is None or not (activation.is_swiglu or activation.clamp is not None):
+    if not (activation.is_swiglu or activation.clamp is not None):
         return "it takes silu with a gate"
     blocks = []
     for scheme, block, depth in (
@@ -38,7 +38,7 @@ def _refusal(problem: Problem) -> str | None:
 
 
 def _run(
-    problem: Problem,
+    problem: ExpertsProblem,
     h: Array,
     chosen: Array,
     weights: Array,
@@ -48,7 +48,6 @@ def _run(
     down_bias: Array | None,
 ) -> Partial:
     activation = problem.activation
-    assert activation is not None
     assert isinstance(problem.scheme, Scaled) and isinstance(problem.down_scheme, Scaled)
     if problem.needs_partial and down_bias is not None:
         down_bias = down_bias[0]

@@ -8,8 +8,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
-from rjax.worker.kernels.kernel import Kernel
-from rjax.worker.kernels.problem import Problem
+from rjax.pallas_kernels.kernel import Kernel, Problem
 
 type RunKernel = Callable[
     [Kernel, Problem, tuple[Any, ...], tuple[Any, ...], Callable[[Any], Any]], Any

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from rjax.batch.kernel_use import KernelUse
 from rjax.models import ModelConfig, place
 from rjax.models.schemes import UNQUANTISED
-from rjax.pallas_kernels.peer_exchange.peers import Peers
+from rjax.pallas_kernels.residual.peers import Peers
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.dispatcher import Choice
 from rjax.worker.recorded_operations import layer_choices
@@ -118,8 +118,7 @@ def dequantised_projections(
             )
             for choice in choices:
                 problem, kernel = choice.problem, choice.kernel
-                schemes = {problem.scheme, problem.down_scheme} - {None}
-                if kernel is None or not schemes or UNQUANTISED in schemes:
+                if kernel is None or not problem.schemes or UNQUANTISED in problem.schemes:
                     continue
                 of_rows = found.setdefault(problem.label, dict.fromkeys(rows))
                 if kernel.dequantises:

@@ -28,8 +28,8 @@ from jaxlib import xla_client
 from rjax.errors import InvalidConfigError
 from rjax.models import ModelConfig
 from rjax.models.schemes import WeightScheme
+from rjax.pallas_kernels.kernel import registered_kernels
 from rjax.worker.backend import Backend, choose_backend, compute_capability
-from rjax.worker.kernels.kernel import registered_kernels
 from rjax.worker.programs.cache import CompiledPrograms, ProgramStore
 from rjax.worker.programs.keys import ProgramArguments, StepPrograms
 from rjax.worker.step_input import PackedLayouts

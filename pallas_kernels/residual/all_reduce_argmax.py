@@ -2,7 +2,7 @@
 
 Each device pushes the largest number of its columns and the index of it to all devices, 8 bytes a
 row, and compares the pairs as they arrive, from device 0 on: among equal numbers, the first counts.
-The exchange is that of the sums (`pallas_kernels.peer_exchange.peers`), so no collective of XLA
+The exchange is that of the sums (`pallas_kernels.residual.peers`), so no collective of XLA
 is left in a decode step, whose devices XLA would have wait for each other on the host.
 
 One thread handles a row. There is a CTA on every SM, because all restore the words of the call
@@ -22,6 +22,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 from jaxtyping import Array, Float32, Int32
 
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.mosaic_emit import (
     SCALAR,
     THREADS,
@@ -33,13 +34,14 @@ from rjax.pallas_kernels.mosaic_emit import (
     num_sms,
     thread_index,
 )
-from rjax.pallas_kernels.peer_exchange.peer_buffers import (
+from rjax.pallas_kernels.residual.base import ResidualProblem, local_argmax
+from rjax.pallas_kernels.residual.peer_buffers import (
     PeerBuffers,
     buffer_address,
     bytes_of,
     scalars_of,
 )
-from rjax.pallas_kernels.peer_exchange.peers import REGIONS, Peers, slot_words
+from rjax.pallas_kernels.residual.peers import REGIONS, Peers, slot_words
 from rjax.pallas_kernels.words import EMPTY, poll_words, store_words
 
 _PAIR = 2  # words of a row: the bits of the number, and the index
@@ -164,3 +166,22 @@ def _row(cta, B: int):
     """(int32 row of this thread, whether there is one)."""
     row = add(mul(cta, THREADS), thread_index())
     return row, arith.cmpi(arith.CmpIPredicate.slt, row, i32(B))
+
+
+def _refusal(problem: ResidualProblem) -> str | None:
+    return refusal(problem.rows, problem.peer_capacity)
+
+
+def _run(problem: ResidualProblem, x: Array, peers: Peers) -> tuple[Array, Peers]:
+    assert problem.axis is not None
+    return all_reduce_argmax(*local_argmax(x, problem.axis), peers)
+
+
+KERNEL = Kernel(
+    "mosaic.all_reduce_argmax",
+    "all_reduce_argmax",
+    "mosaic",
+    _refusal,
+    _run,
+    compute_capabilities=HOPPER,
+)

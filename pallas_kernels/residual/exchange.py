@@ -18,7 +18,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
 from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, add, i32_type, mul, thread_index
-from rjax.pallas_kernels.peer_exchange.peer_buffers import (
+from rjax.pallas_kernels.residual.peer_buffers import (
     PeerBuffers,
     buffer_address,
     bytes_of,

@@ -26,11 +26,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.all_reduce_rms_norm.exchange import Exchange
-from rjax.pallas_kernels.all_reduce_rms_norm.row_sum import leave_cluster, row_sum
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, num_sms, store_strided
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.peer_exchange.peers import (
+from rjax.pallas_kernels.residual.base import ResidualProblem
+from rjax.pallas_kernels.residual.exchange import Exchange
+from rjax.pallas_kernels.residual.peers import (
     MAX_COLUMNS,
     REGIONS,
     Peers,
@@ -38,6 +39,7 @@ from rjax.pallas_kernels.peer_exchange.peers import (
     slot_words,
     used_words,
 )
+from rjax.pallas_kernels.residual.row_sum import leave_cluster, row_sum
 
 _WORDS = 4  # of a load or store: 16 bytes
 
@@ -242,3 +244,24 @@ def _for_rows(body, cta, ctas: int, T: int) -> None:
 def _named(kernel, name: str):
     kernel.__name__ = f"{name}_kernel"
     return kernel
+
+
+def _refusal(problem: ResidualProblem) -> str | None:
+    return refusal(problem.rows, problem.depth, problem.dtype, problem.peer_capacity)
+
+
+def _sum(problem: ResidualProblem, update: Partial, peers: Peers) -> tuple[Array, Peers]:
+    del problem
+    return all_reduce(update, peers)
+
+
+def _sum_and_norm(
+    problem: ResidualProblem, x: Array, update: Partial, weight: Array, peers: Peers
+) -> tuple[Array, Array, Peers]:
+    return all_reduce_rms_norm(x, update, weight, problem.eps, peers)
+
+
+KERNELS = tuple(
+    Kernel(f"mosaic.{name}", name, "mosaic", _refusal, run, compute_capabilities=HOPPER)
+    for name, run in (("all_reduce", _sum), ("all_reduce_rms_norm", _sum_and_norm))
+)

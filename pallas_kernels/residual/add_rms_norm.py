@@ -5,6 +5,8 @@ registers, reduces its squares over the threads, and writes the sum and the norm
 4 * D * itemsize a row, or with X summands (3 * itemsize + 4 * X) * D, and the weight.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,8 +14,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided, widest_vector
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.residual.base import ResidualProblem
 
 
 def refusal(D: int, dtype: DTypeLike, pending_bias: bool = False) -> str | None:
@@ -106,3 +110,16 @@ def normed_row(
     y = residual.astype(jnp.float32)
     mean = total(y * y) * (1.0 / D)
     return residual, (y * lax.rsqrt(mean + eps) * scale).astype(dtype)
+
+
+def _refusal(problem: ResidualProblem) -> str | None:
+    return refusal(problem.depth, problem.dtype, problem.pending_bias)
+
+
+def _run(problem: ResidualProblem, x: Array, update: Array | Partial, weight: Array) -> Any:
+    return add_rms_norm(x, update, weight, problem.eps)
+
+
+KERNEL = Kernel(
+    "mosaic.add_rms_norm", "add_rms_norm", "mosaic", _refusal, _run, compute_capabilities=HOPPER
+)

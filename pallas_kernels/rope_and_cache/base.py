@@ -1,10 +1,37 @@
-"""Rotary embedding and the scatter of new K and V into pages, in plain JAX."""
+"""Rotary embedding and the scatter of new K and V into pages: the problem, and it in plain JAX."""
+
+import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rjax.pallas_kernels.fp8 import Scales, check_scales, quantise
+from rjax.pallas_kernels.kernel import Kernel, Problem, takes_all
 from rjax.pallas_kernels.partial import Partial, reduced
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RopeAndCacheProblem(Problem):
+    """The projections of queries, keys and values on their way into pages.
+
+    Attributes:
+        operation: the operands and the result of each:
+
+            - rope_and_cache: (qkv, cos, sin, K pages, V pages, slots, scales) to (q, K pages,
+              V pages);
+            - norm_rope_and_cache: (qkv, weights of the norms of a query and a key, and as above).
+
+        head_dim: numbers of a head.
+        rotary_dim: how many of them rotate; None without rotation.
+        kv_dtype: name of the dtype of the pages.
+        eps: epsilon of the norms.
+    """
+
+    head_dim: int
+    rotary_dim: int | None
+    kv_dtype: str
+    eps: float = 0.0
 
 
 def rotate(
@@ -79,3 +106,12 @@ def split_qkv(
     """(q, k, v) of fused projections with A - 2 queries, a key and a value for each KV head."""
     T, K, A, H = qkv.shape
     return qkv[:, :, :-2].reshape(T, K * (A - 2), H), qkv[:, :, -2], qkv[:, :, -1]
+
+
+def _run(problem: RopeAndCacheProblem, *operands: Any) -> Any:
+    del problem
+    *arrays, scales = operands
+    return rope_and_cache(*arrays, **scales)
+
+
+PLAIN_KERNEL = Kernel("xla.rope_and_cache", "rope_and_cache", "xla", takes_all, _run)

@@ -1,1 +1,0 @@
-"""Residual sum and RMSNorm."""

@@ -1,1 +1,0 @@
-"""Index of the largest number over the devices."""

@@ -1,1 +1,0 @@
-"""Sum of the devices' shares, residual sum and RMSNorm."""

@@ -1,1 +1,0 @@
-"""Memory through which the devices of one process send each other numbers."""

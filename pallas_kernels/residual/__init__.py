@@ -1,0 +1,1 @@
+"""The residual stream: sums over devices, norms, and the argmax over devices."""
