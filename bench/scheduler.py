@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from bench.command_line import run
+from rjax.api.request_runner import freeze_gc_heap
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_groups import PageGroups
 from rjax.batch.page_hash import PageHashes, root_key
@@ -36,7 +37,6 @@ from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
-from rjax.gc_freeze import freeze_gc_heap
 from rjax.pallas_kernels.attention.plan.host import CostModel, PlanShape
 from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from rjax.sampling import RequestOutputKind, SamplingParams

@@ -61,7 +61,7 @@ def main() -> None:
     import jax
 
     import rjax
-    import rjax.engine_builder  # LLM imports it when it is made
+    import rjax.build.engine_builder  # LLM imports it when it is made
 
     imported = time.perf_counter()
     compiler = CompilerTimes(jax.monitoring)

@@ -8,9 +8,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rjax.async_engine import AsyncLLMEngine
-    from rjax.async_llm import AsyncLLM
-    from rjax.beam_search import BeamSearchParams
+    from rjax.api.async_engine import AsyncLLMEngine
+    from rjax.api.async_llm import AsyncLLM
+    from rjax.api.beam_search import BeamSearchParams
+    from rjax.api.llm import LLM
+    from rjax.api.llm_engine import LLMEngine
+    from rjax.api.scoring import ScoreOutput
     from rjax.config import EngineConfig
     from rjax.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from rjax.errors import (
@@ -21,11 +24,8 @@ if TYPE_CHECKING:
         RjaxError,
     )
     from rjax.inputs import PromptType, TextPrompt, TokensPrompt
-    from rjax.llm import LLM
-    from rjax.llm_engine import LLMEngine
     from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from rjax.sampling import RequestOutputKind, SamplingParams, StructuredOutputsParams
-    from rjax.scoring import ScoreOutput
 
 __version__ = "0.1.0"
 
@@ -57,17 +57,17 @@ __all__ = [
 ]
 
 _HOME = {
-    "LLM": "rjax.llm",
-    "LLMEngine": "rjax.llm_engine",
-    "AsyncLLM": "rjax.async_llm",
-    "AsyncLLMEngine": "rjax.async_engine",
-    "BeamSearchParams": "rjax.beam_search",
+    "LLM": "rjax.api.llm",
+    "LLMEngine": "rjax.api.llm_engine",
+    "AsyncLLM": "rjax.api.async_llm",
+    "AsyncLLMEngine": "rjax.api.async_engine",
+    "BeamSearchParams": "rjax.api.beam_search",
     "EngineConfig": "rjax.config",
     **dict.fromkeys(("AsyncEngineArgs", "EngineArgs"), "rjax.engine.arg_utils"),
     **dict.fromkeys(("PromptType", "TextPrompt", "TokensPrompt"), "rjax.inputs"),
     "SamplingParams": "rjax.sampling",
     "RequestOutputKind": "rjax.sampling",
-    "ScoreOutput": "rjax.scoring",
+    "ScoreOutput": "rjax.api.scoring",
     "StructuredOutputsParams": "rjax.sampling",
     **dict.fromkeys(
         ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "rjax.outputs"

@@ -10,7 +10,7 @@ from rjax.cli.subcommands import Subcommand, command_lines, run_subcommand
 
 COMMANDS = {
     "generate": Subcommand(
-        "rjax.generate", "[--prompt TEXT]", "answer prompts; without any, a demo"
+        "rjax.commands.generate", "[--prompt TEXT]", "answer prompts; without any, a demo"
     ),
     "chat": Subcommand(
         "rjax.chat.__main__", "[MODEL]", "chat in the terminal, with a model or a server (--url)"
@@ -22,7 +22,9 @@ COMMANDS = {
         "rjax.benchmarks.__main__", "NAME", "measure: serve (any server), throughput, latency"
     ),
     "quantize": Subcommand(
-        "rjax.quantize", "MODEL OUT", "write a quantised copy of a model: fp8, int8, int4, awq"
+        "rjax.commands.quantize",
+        "MODEL OUT",
+        "write a quantised copy of a model: fp8, int8, int4, awq",
     ),
     "models": Subcommand("rjax.commands.models", "", "list the supported model families"),
     "info": Subcommand(

@@ -1,8 +1,8 @@
 """The parameters of requests, in the module where vLLM has them."""
 
-from rjax.beam_search import BeamSearchParams
+from rjax.api.beam_search import BeamSearchParams
 from rjax.sampling import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from rjax.vllm_names import Refused
+from rjax.vllm.names import Refused
 
 __all__ = [
     "BeamSearchParams",

@@ -29,7 +29,7 @@ from rjax.cli.parser import OneLineParser
 from rjax.cli.prompts import read_text
 from rjax.cli.terminal import typing_hidden
 from rjax.errors import InvalidConfigError, InvalidRequestError
-from rjax.vllm_options import instead_of
+from rjax.vllm.options import instead_of
 
 if TYPE_CHECKING:  # these import JAX, which --help does not need
     from rjax.chat.backends import ChatBackend
@@ -185,9 +185,9 @@ def _backend(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) 
     options = given_engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
+    from rjax.build.engine_builder import build_engine
+    from rjax.build.summary import summary_lines
     from rjax.config import EngineConfig
-    from rjax.engine_builder import build_engine
-    from rjax.engine_summary import summary_lines
 
     engine = build_engine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
     if stoppable:

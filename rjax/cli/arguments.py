@@ -14,9 +14,9 @@ from typing import Any
 
 from rjax.cli.parser import add_no_ops
 from rjax.config import GROUPS, AutoInt
+from rjax.config.option_docs import engine_option_docs, engine_options
 from rjax.errors import InvalidRequestError
-from rjax.option_docs import engine_option_docs, engine_options
-from rjax.vllm_options import ENGINE_NO_OPS
+from rjax.vllm.options import ENGINE_NO_OPS
 
 PYTHON_ONLY = (
     "hf_token",  # other users of the machine can read a command line; log in with the hub's client

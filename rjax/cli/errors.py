@@ -10,8 +10,8 @@ from typing import Any
 
 from rjax.cli.exit_status import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
 from rjax.cli.one_line import one_line
+from rjax.console import quiet_imports
 from rjax.errors import RjaxError
-from rjax.quiet_imports import quiet_imports
 
 _OUT_OF_MEMORY = (
     "Free memory, raise its limits (ulimit, container), or lower max_num_batched_tokens, "

@@ -1,1 +1,1 @@
-"""The short commands ``rjax models`` and ``rjax info``."""
+"""The commands ``rjax generate``, ``quantize``, ``models`` and ``info``."""

@@ -11,7 +11,7 @@ import rjax
 from rjax.cli.arguments import add_engine_arguments, add_model_argument, given_engine_options
 from rjax.cli.errors import parse_and_run
 from rjax.cli.parser import OneLineParser
-from rjax.vllm_options import instead_of
+from rjax.vllm.options import instead_of
 
 _NAME = "rjax info"
 _PACKAGES = (
@@ -103,8 +103,8 @@ def kernels(config: Any) -> dict[str, Any]:
     Args:
         config: `rjax.config.EngineConfig`.
     """
-    from rjax.engine_platform import choose_platform, choose_weights
-    from rjax.engine_summary import dtype_names, model_name
+    from rjax.build.engine_platform import choose_platform, choose_weights
+    from rjax.build.summary import dtype_names, model_name
     from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
     from rjax.pallas_kernels.attention.registry import BACKENDS
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from rjax.cli.arguments import add_engine_arguments, given_engine_options
 from rjax.config import EngineConfig
-from rjax.option_docs import engine_options, with_engine_options
-from rjax.vllm_options import own_options
+from rjax.config.option_docs import engine_options, with_engine_options
+from rjax.vllm.options import own_options
 
 
 def _defaults() -> Any:

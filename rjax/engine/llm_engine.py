@@ -48,8 +48,8 @@ class LLMEngine(Closable, Engine):
     already on the device. The end of a sequence is known one step late, and the token computed
     meanwhile is dropped.
 
-    `rjax.engine_builder.build_engine` makes one. Its memory is freed with the last reference to it,
-    or by `close`.
+    `rjax.build.engine_builder.build_engine` makes one. Its memory is freed with the last reference
+    to it, or by `close`.
 
     Args:
         parts: the worker that runs the steps, and the limits that it was made for.

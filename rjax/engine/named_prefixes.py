@@ -1,6 +1,6 @@
 """The engine's named prefixes: computed by requests, pinned, saved and loaded.
 
-The layer above, which knows texts, is `rjax.prefixed_prompts`.
+The layer above, which knows texts, is `rjax.api.prefixed_prompts`.
 """
 
 import dataclasses

@@ -7,9 +7,9 @@ from typing import Any
 from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
 from rjax.engine.request_stats import RequestStats
+from rjax.engine.startup_times import StartupTimes
 from rjax.engine.stats import EngineStats
 from rjax.models import ModelConfig
-from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer
 
 

@@ -1,6 +1,6 @@
 """Channels between the event loop and the engine: a thread, or a process.
 
-- `channel`: what both offer to `rjax.async_engine.AsyncLLMEngine`.
+- `channel`: what both offer to `rjax.api.async_engine.AsyncLLMEngine`.
 - `facts`: what a front end knows of its engine, as plain values.
 - `engine_loop`: steps the engine and runs commands between the steps.
 - `request_intake`: makes the token masks of a request beside the loop, and then adds it.
@@ -10,5 +10,5 @@
 - `received_request`: makes texts and outputs of what an engine process sends.
 - `message_sender`: sends without blocking the engine; merges outputs while the socket is full.
 
-The engine process is `rjax.engine_process`.
+The engine process is `rjax.engine_channel.engine_process`.
 """

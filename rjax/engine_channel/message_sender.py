@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rjax.engine_channel.messages import Beat, Event, Step, frame
 from rjax.engine_channel.output_codec import SentRequest
-from rjax.output_queue import join_output
+from rjax.engine_channel.output_queue import join_output
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind
 

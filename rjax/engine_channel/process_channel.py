@@ -47,7 +47,7 @@ _POLL_SECONDS = 0.25
 _SILENT_SECONDS = 10.0  # without a beat, after which "waits for a program" is not believed
 _BOOT = """\
 import sys
-from rjax.engine_process import main
+from rjax.engine_channel.engine_process import main
 main(int(sys.argv[1]))
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

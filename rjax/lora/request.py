@@ -1,6 +1,6 @@
 """LoRARequest, in the module where vLLM has it."""
 
-from rjax.vllm_names import NO_ADAPTERS, Refused
+from rjax.vllm.names import NO_ADAPTERS, Refused
 
 
 class LoRARequest(Refused):

@@ -82,7 +82,7 @@ class FleetLoader:
 
     def summary(self, more: Mapping[str, str]) -> list[str]:
         """The model, the replicas and these further facts, in aligned columns."""
-        from rjax.engine_summary import summary_lines
+        from rjax.build.summary import summary_lines
 
         return summary_lines({**self._facts, **more})
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rjax.config import EngineConfig
+from rjax.config.kv_events import kv_events_config
 from rjax.engine.stats import EngineStats
 from rjax.errors import EngineDeadError
-from rjax.kv_events_config import kv_events_config
 from rjax.replicas.loopback import bind_replica_to_loopback
 from rjax.replicas.replica_app import ReplicaApp
 from rjax.serve.config.addresses import HostAddress

@@ -1,5 +1,6 @@
 """Sampling: a request's parameters, their state on the device, and the sampler of a step."""
 
+from rjax.config.sampling_limits import LIMITS, SamplingLimits
 from rjax.sampling.params import RequestOutputKind, SamplerMode, SamplingParams, step_mode
 from rjax.sampling.prompt_logprobs import TokenLogprobs, token_logprobs
 from rjax.sampling.sampler import Argmax, SampleResult, first_largest, sample
@@ -15,7 +16,6 @@ from rjax.sampling.state import (
     slot_row,
 )
 from rjax.sampling.structured_outputs import StructuredOutputsParams
-from rjax.sampling_limits import LIMITS, SamplingLimits
 
 __all__ = [
     "ADMISSIONS",

@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast, no_type_check
 
+from rjax.config.sampling_limits import LIMITS
 from rjax.errors import InvalidRequestError, near_miss
 from rjax.sampling import checks
 from rjax.sampling.structured_outputs import EXCLUDED, StructuredOutputsParams
-from rjax.sampling_limits import LIMITS
-from rjax.vllm_names import SAMPLING_FIELDS, with_refusals
+from rjax.vllm.names import SAMPLING_FIELDS, with_refusals
 
 type SamplerMode = Literal["greedy", "random", "full"]
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32, UInt32
 
+from rjax.config.sampling_limits import LIMITS
 from rjax.errors import InvalidRequestError
 from rjax.sampling.params import SamplingParams
-from rjax.sampling_limits import LIMITS
 
 _Host = np.ndarray | Array  # NumPy when made, traced inside ``admit``
 

@@ -9,7 +9,7 @@ from rjax.errors import InvalidRequestError
 from rjax.sampling import checks
 from rjax.structured.constraint import Constraint, choice_source, json_source
 from rjax.structured.schemas import generation_schema
-from rjax.vllm_names import STRUCTURED_FIELDS, with_refusals
+from rjax.vllm.names import STRUCTURED_FIELDS, with_refusals
 
 EXCLUDED = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words")
 """Fields of `SamplingParams` that conflict with a constraint."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rjax.cli.parser import OneLineParser
-from rjax.vllm_options import instead_of
+from rjax.vllm.options import instead_of
 
 
 class FlexibleArgumentParser(OneLineParser):

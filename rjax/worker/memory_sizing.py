@@ -10,8 +10,8 @@ from rjax.batch.page_groups import PageGroups, pages_held, tokens_held
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize
 from rjax.config import CacheSettings
+from rjax.config.memory_sizes import available_memory, host_memory
 from rjax.errors import OutOfMemoryError
-from rjax.memory_sizes import available_memory, host_memory
 from rjax.models import ModelConfig
 from rjax.worker.kv_cache import page_bytes
 from rjax.worker.step_shape import StepShape

@@ -23,9 +23,9 @@ from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
 from rjax.batch.step_worker import StepWorker
 from rjax.config import EngineConfig, Warmup
+from rjax.console import bars_are_seen
 from rjax.models import LoadedModel
 from rjax.pallas_kernels.attention.plan.host import CostModel, Sharing
-from rjax.progress import bars_are_seen
 from rjax.sampling import SamplerMode, SlotRow
 from rjax.worker.backend import Backend
 from rjax.worker.cost_model import fitted_cost_model

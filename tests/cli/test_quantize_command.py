@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from rjax import LLM, SamplingParams, quantize
+from rjax import LLM, SamplingParams
 from rjax import __main__ as command
+from rjax.commands import quantize
 from rjax.models import BUNDLED_MODEL, config_from_folder, init_model, load_model, save_model
 from rjax.models.loading.config_file import config_from_dict
 from rjax.models.quantising import GROUP_SIZES, SCHEMES

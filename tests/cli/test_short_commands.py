@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import pytest
 
 from rjax import __main__ as command
+from rjax.build.engine_builder import build_engine
+from rjax.build.summary import summary_lines
 from rjax.config import EngineConfig
-from rjax.engine_builder import build_engine
-from rjax.engine_summary import summary_lines
-from rjax.memory_sizes import GIB
+from rjax.config.memory_sizes import GIB
 from rjax.models import BUNDLED_MODEL, Decoder, config_from_folder
 from rjax.models.families import FAMILIES
 from tests.serve.live_server import OPTIONS, write_model

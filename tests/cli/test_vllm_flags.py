@@ -4,16 +4,15 @@ import argparse
 
 import pytest
 
-from rjax import generate
 from rjax.chat import __main__ as chat
 from rjax.cli.arguments import given_engine_options, token_count
-from rjax.commands import info
+from rjax.commands import generate, info
 from rjax.config import EngineConfig
+from rjax.config.memory_sizes import GIB
 from rjax.errors import InvalidConfigError
-from rjax.memory_sizes import GIB
 from rjax.serve.config import arguments as serve
 from rjax.serve.config.limits import ServeLimits
-from rjax.vllm_options import ENGINE_NO_OPS, INSTEAD, SERVER_NO_OPS
+from rjax.vllm.options import ENGINE_NO_OPS, INSTEAD, SERVER_NO_OPS
 
 PARSERS = {
     "generate": generate.build_parser(),

@@ -10,8 +10,8 @@ import pytest
 
 from bench.tables.make_demo import demo_table
 from bench.tables.table import Table, system_prompt
+from rjax.build.engine_builder import build_engine
 from rjax.config import EngineConfig
-from rjax.engine_builder import build_engine
 from rjax.models import BUNDLED_MODEL
 from tests.bundled import BUNDLED_SIZES
 from tests.serve.live_server import live_server

@@ -20,14 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from rjax.chat.session import _HELP
 from rjax.cli.arguments import _VLLM_FLAGS, PYTHON_ONLY, flag_of
 from rjax.config import EngineConfig
+from rjax.config.option_docs import engine_option_docs, engine_options
 from rjax.engine.stats import EngineStats
 from rjax.engine_channel.facts import facts_of
 from rjax.models.families import FAMILIES
 from rjax.models.families.rope_fields import ROPE_KINDS
-from rjax.option_docs import engine_option_docs, engine_options
 from rjax.serve.loading.service_builder import _cache_figures
 from rjax.serve.telemetry.metrics import Metrics
-from rjax.vllm_names import (
+from rjax.vllm.names import (
     ARGUMENTS,
     BEAM_FIELDS,
     ENGINE_ARGUMENTS,
@@ -37,7 +37,7 @@ from rjax.vllm_names import (
     SAMPLING_FIELDS,
     STRUCTURED_FIELDS,
 )
-from rjax.vllm_options import _INSTEAD, ENGINE_NO_OPS, OPTION_NO_OPS, SERVER_NO_OPS
+from rjax.vllm.options import _INSTEAD, ENGINE_NO_OPS, OPTION_NO_OPS, SERVER_NO_OPS
 from tests.docs.pages import DOCS, ROOT
 
 GOLDENS = ROOT / "tests" / "golden"

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx2
 from playwright.sync_api import expect, sync_playwright
 
+from rjax.build.engine_builder import build_engine
 from rjax.config import EngineConfig
-from rjax.engine_builder import build_engine
 from rjax.models.tables.demo import demo_questions, demo_system_prompt
 from tests.bundled import BUNDLED_SIZES
 from tests.serve.chromium import CHROMIUM

@@ -68,6 +68,10 @@ def check_arguments(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _module(name: str) -> Any:
-    """What ``python -m name`` runs."""
+    """The module whose ``main`` is run by ``python -m name``."""
     module = importlib.import_module(name)
-    return module if hasattr(module, "main") else importlib.import_module(f"{name}.__main__")
+    if hasattr(module, "main"):
+        return module
+    package, _, last = name.rpartition(".")
+    folder = hasattr(module, "__path__")
+    return importlib.import_module(f"{name}.__main__" if folder else f"{package}.commands.{last}")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rjax.beam_search import BeamSearchParams
-from rjax.option_docs import engine_options
+from rjax.api.beam_search import BeamSearchParams
+from rjax.config.option_docs import engine_options
 from rjax.sampling import SamplingParams, StructuredOutputsParams
 from rjax.serve.protocol import requests
 from tests.docs.generated import filled, generated_pages

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from rjax.build.engine_builder import build_engine
 from rjax.config import EngineConfig
-from rjax.engine_builder import build_engine
 from rjax.models import BUNDLED_MODEL
 from rjax.sampling import SamplingParams
 from tests import quick_compilation

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from rjax import engine_builder
+from rjax.build import engine_builder
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy
 from rjax.worker.programs import warmup

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rjax.beam_search import BeamSearchParams, run_beam_search
+from rjax.api.beam_search import BeamSearchParams, run_beam_search
+from rjax.build.engine_builder import build_engine
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
-from rjax.engine_builder import build_engine
 from rjax.errors import InvalidRequestError
 
 from .fake_worker import fake_engine

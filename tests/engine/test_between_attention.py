@@ -9,8 +9,8 @@ import pytest
 
 from bench.machine_code import kernels_of, lowered_step
 from bench.step_roofline import DecodeCase
-from rjax import engine_platform
 from rjax.benchmarks.model_shapes import SHAPES
+from rjax.build import engine_platform
 from rjax.models import DecoderLayer, config_from_dict
 from rjax.pallas_kernels.between_attention.arrivals import Arrivals
 from rjax.pallas_kernels.kernel import Kernel

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.engine_summary import gpu_kernels
+from rjax.build.summary import gpu_kernels
 from rjax.models import ModelConfig, config_from_dict
 from rjax.models.formats import ON_LOAD, OnLoad
 from rjax.models.loading.linear_modules import with_quantization

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rjax import engine_platform, functional
+from rjax import functional
 from rjax.batch.step_limits import step_limits
 from rjax.benchmarks.model_shapes import SHAPES
+from rjax.build import engine_platform
 from rjax.config import SchedulerSettings
 from rjax.models import config_from_dict
 from rjax.models.formats import ON_LOAD, OnLoad

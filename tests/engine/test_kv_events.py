@@ -11,11 +11,11 @@ import pytest
 import zmq
 
 from rjax.config import CacheSettings
+from rjax.config.kv_events import KvEventsConfig
 from rjax.engine.kv_events import publisher
 from rjax.engine.kv_events.event_log import Removed, Stored
 from rjax.engine.kv_events.wire_format import batch
 from rjax.errors import InvalidConfigError
-from rjax.kv_events_config import KvEventsConfig
 from rjax.sampling import SamplingParams
 
 from .fake_worker import fake_engine

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from rjax import engine_platform
 from rjax.benchmarks.model_shapes import SHAPES
+from rjax.build import engine_platform
 from rjax.models import Decoder, config_from_dict
 from rjax.models.sharding import single_device_mesh
 from rjax.pallas_kernels.skinny_gemm import ROWS

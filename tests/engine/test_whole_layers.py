@@ -8,8 +8,8 @@ import pytest
 
 from bench.machine_code import kernels_of, lowered_step
 from bench.step_roofline import DecodeCase
-from rjax import engine_platform
 from rjax.benchmarks.model_shapes import SHAPES
+from rjax.build import engine_platform
 from rjax.models import DecoderLayer, Rotary, config_from_dict
 from rjax.pallas_kernels.kernel import DeviceInfo, Kernel
 from rjax.pallas_kernels.partial import reduced

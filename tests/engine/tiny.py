@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rjax.build.engine_builder import build_engine
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
-from rjax.engine_builder import build_engine
 from rjax.models import DenseAttention, Operations, load_model
 
 VOCAB, LENGTH = 97, 160

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.api.async_engine import AsyncLLMEngine, QueueLimits
 from rjax.engine_channel.channel import EngineChannel
 from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.engine_channel.thread_channel import ThreadChannel

@@ -6,7 +6,7 @@ python -m tests.engine_channel.front_end FOLDER [start]
 import asyncio
 import sys
 
-from rjax.async_engine import AsyncLLMEngine
+from rjax.api.async_engine import AsyncLLMEngine
 from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.sampling import RequestOutputKind, SamplingParams
 

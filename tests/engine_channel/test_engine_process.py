@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rjax.async_engine import AsyncLLMEngine
+from rjax.api.async_engine import AsyncLLMEngine
 from rjax.engine_channel.error_codec import EngineProcessError
 from rjax.engine_channel.messages import Abort, MessageError, MessageReader, Reply, frame
 from rjax.engine_channel.process_channel import ProcessChannel

@@ -13,9 +13,9 @@ from rjax.engine.best_samples import best_samples
 from rjax.engine.completion import Completion, StepLogprobs
 from rjax.engine.completion_text import CompletionText
 from rjax.engine_channel.output_codec import SentRequest
+from rjax.engine_channel.output_queue import merge_delta
 from rjax.engine_channel.received_request import ReceivedRequest
 from rjax.engine_channel.value_codec import unpack_params
-from rjax.output_queue import merge_delta
 from rjax.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import Tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 import jaxtyping
 import pytest
 
-from rjax.llm import LLM
+from rjax.api.llm import LLM
 from rjax.tokenization import Tokenizer
 from tests.kept_programs import kept_programs
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rjax.async_llm import AsyncLLM
+from rjax.api.async_llm import AsyncLLM
+from rjax.api.llm import LLM
 from rjax.errors import EngineClosedError, InvalidConfigError, InvalidRequestError
-from rjax.llm import LLM
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, StructuredOutputsParams
 

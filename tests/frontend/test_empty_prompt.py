@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
+from rjax.api.llm import LLM
 from rjax.errors import InvalidRequestError
-from rjax.llm import LLM
 from rjax.sampling import SamplingParams
 from tests.serve.hostile import ask
 from tests.serve.live_server import live_server, make_engine, write_model

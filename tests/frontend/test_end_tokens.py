@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig as TheirConfig
 
+from rjax.api.llm import LLM
 from rjax.errors import InvalidConfigError
-from rjax.llm import LLM
 from rjax.sampling import SamplingParams
 from rjax.tokenization.generation_config import GenerationConfig
 

@@ -22,7 +22,7 @@ STARTS = {
     "engine": """
         from rjax.engine_channel.process_channel import ProcessChannel
         options = {"max_model_len": 64, "num_pages": 9, "page_size": 16, "warmup": "off"}
-        channel = ProcessChannel("rjax.engine_builder:build_engine_from_options", options)
+        channel = ProcessChannel("rjax.build.engine_builder:build_engine_from_options", options)
         channel.wait_ready()
         channel.end()
         channel.join(20)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rjax import generate
+from rjax.api.llm import LLM
 from rjax.cli import errors
+from rjax.commands import generate
 from rjax.errors import OutOfMemoryError
-from rjax.llm import LLM
 from rjax.models import CheckpointError
 
 from .fake_engine import FakeEngine

@@ -7,8 +7,8 @@ import pytest
 import tokenizers
 import transformers
 
+from rjax.api.llm import LLM
 from rjax.errors import InvalidConfigError
-from rjax.llm import LLM
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.loading.service_builder import make_service
 from rjax.tokenization import Tokenizer

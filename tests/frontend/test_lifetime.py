@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import pytest
 
-from rjax.async_engine import AsyncLLMEngine
-from rjax.beam_search import BeamSearchParams
+from rjax.api.async_engine import AsyncLLMEngine
+from rjax.api.beam_search import BeamSearchParams
+from rjax.api.llm import LLM
+from rjax.build.engine_builder import build_engine
 from rjax.config import EngineConfig
-from rjax.engine_builder import build_engine
 from rjax.errors import EngineClosedError, InvalidRequestError
-from rjax.llm import LLM
 from rjax.sampling import SamplingParams, StructuredOutputsParams
 
 from .fake_engine import FakeEngine

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rjax.api.llm import LLM
+from rjax.api.request_runner import params_per_prompt
 from rjax.config import RelaySettings
 from rjax.errors import InvalidConfigError, InvalidRequestError
-from rjax.llm import LLM
-from rjax.request_runner import params_per_prompt
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import Tokenizer
 

@@ -29,7 +29,7 @@ def limited(kind: int, most: int, code: str) -> str:
 @needs_linux
 @pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
 def test_what_the_process_may_take_bounds_what_the_host_has(kind: int):
-    code = "from rjax.memory_sizes import *; print(host_memory(), available_memory())"
+    code = "from rjax.config.memory_sizes import *; print(host_memory(), available_memory())"
     host, available = map(int, limited(kind, 600 * MIB, code).split())
     assert host == 600 * MIB
     assert 0 < available < host

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from rjax import config, memory_sizes
 from rjax.cli.arguments import add_engine_arguments, given_engine_options
-from rjax.config import CacheSettings, EngineConfig
+from rjax.config import CacheSettings, EngineConfig, engine_config, memory_sizes
 from rjax.errors import InvalidConfigError
 
 GIB = 2**30
@@ -17,7 +16,7 @@ GIB = 2**30
 def _host(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 64 GiB."""
     monkeypatch.setattr(memory_sizes, "host_memory", lambda: 64 * GIB)
-    monkeypatch.setattr(config, "host_memory", lambda: 64 * GIB)
+    monkeypatch.setattr(engine_config, "host_memory", lambda: 64 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_what_is_no_size_is_refused(given: Any) -> None:
 
 
 def test_the_default_fits_a_small_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "host_memory", lambda: 2 * GIB)
+    monkeypatch.setattr(engine_config, "host_memory", lambda: 2 * GIB)
     assert CacheSettings().swap_bytes == GIB
 
 

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from rjax import LLM, generate
+from rjax import LLM
 from rjax.chat import __main__ as chat_command
 from rjax.cli.arguments import (
     ENGINE_FLAGS,
@@ -14,8 +14,9 @@ from rjax.cli.arguments import (
     flag_of,
     given_engine_options,
 )
+from rjax.commands import generate
 from rjax.config import GROUPS, EngineConfig
-from rjax.option_docs import attribute_docs, engine_option_docs, engine_options
+from rjax.config.option_docs import attribute_docs, engine_option_docs, engine_options
 from rjax.serve.config import arguments as serve_command
 
 PARSERS = {

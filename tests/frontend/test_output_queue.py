@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from rjax.engine_channel.output_queue import OutputQueue
 from rjax.errors import OverloadedError
-from rjax.output_queue import OutputQueue
 from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 from rjax.sampling import RequestOutputKind
 

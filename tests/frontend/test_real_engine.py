@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rjax import generate
+from rjax.api.llm import LLM
+from rjax.commands import generate
 from rjax.errors import ContextLengthError, InvalidRequestError
-from rjax.llm import LLM
 from rjax.sampling import SamplingParams
 
 from .tiny_tokenizers import KINDS, save

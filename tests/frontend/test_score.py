@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from rjax.api.llm import LLM
+from rjax.api.scoring import ScoreOutput
 from rjax.errors import InvalidRequestError
-from rjax.llm import LLM
 from rjax.sampling import SamplingParams
-from rjax.scoring import ScoreOutput
 
 CONTEXT = "Name: Ann Lee, age: 41, country: Peru. " * 4 + "Where does Ann live?"
 CHOICES = [" In Peru.", " In Chad", " Here", " x"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rjax.beam_search import BeamSearchParams
+from rjax.api.beam_search import BeamSearchParams
+from rjax.api.llm import LLM
 from rjax.errors import EngineClosedError, InvalidRequestError
-from rjax.llm import LLM
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, StructuredOutputsParams
 

@@ -9,10 +9,10 @@ import pydantic
 import pytest
 
 import rjax.structured
+from rjax.api.llm import LLM
 from rjax.cli.arguments import sampling_options
+from rjax.commands.generate import build_parser, main
 from rjax.errors import InvalidConfigError, InvalidRequestError
-from rjax.generate import build_parser, main
-from rjax.llm import LLM
 from rjax.sampling import SamplingParams, StructuredOutputsParams
 from rjax.structured.compiler import GrammarCompiler
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rjax.api.llm import LLM
 from rjax.errors import EngineClosedError
-from rjax.llm import LLM
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
 

@@ -18,15 +18,15 @@ from rjax import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from rjax.beam_search import BeamSearchOutput
+from rjax.api.beam_search import BeamSearchOutput
+from rjax.api.prompts import Prompt, parse_prompt
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.inputs import TextPrompt, TokensPrompt
 from rjax.lora.request import LoRARequest
 from rjax.outputs import CompletionOutput
-from rjax.prompts import Prompt, parse_prompt
 from rjax.sampling_params import GuidedDecodingParams
 from rjax.utils.argparse_utils import FlexibleArgumentParser
-from rjax.vllm_names import (
+from rjax.vllm.names import (
     ARGUMENTS,
     METHODS,
     PROMPT_KEYS,

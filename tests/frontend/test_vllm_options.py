@@ -7,7 +7,7 @@ import pytest
 
 from rjax.config import GROUPS, EngineConfig
 from rjax.errors import InvalidConfigError, near_miss
-from rjax.vllm_options import INSTEAD, OPTION_NO_OPS
+from rjax.vllm.options import INSTEAD, OPTION_NO_OPS
 
 
 def config(**options: Any) -> EngineConfig:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rjax.build.engine_builder import build_engine
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
-from rjax.engine_builder import build_engine
 from rjax.serve.api import prefixes
 from rjax.serve.api.app import build_app
 from rjax.serve.api.service import Service

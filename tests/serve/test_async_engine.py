@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.api.async_engine import AsyncLLMEngine, QueueLimits
 from rjax.batch.compile_progress import CompileProgress
 from rjax.engine.protocol import Engine
 from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError

@@ -6,8 +6,8 @@ import json
 import openai
 import pytest
 
+from rjax.build.engine_builder import build_engine
 from rjax.config import EngineConfig
-from rjax.engine_builder import build_engine
 from rjax.models.tables.demo import demo_questions, demo_system_prompt
 from tests.bundled import BUNDLED_SIZES
 

@@ -23,7 +23,7 @@ def engine_of(server: int) -> int:
     (found,) = [
         pid
         for pid in children(server)
-        if b"rjax.engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"rjax.engine_channel.engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     return found
 

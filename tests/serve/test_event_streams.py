@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from rjax.output_queue import OutputQueue
+from rjax.engine_channel.output_queue import OutputQueue
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import RequestOutputKind
 from rjax.serve.api.output_events import OutputEncoder, OutputEvents

@@ -9,7 +9,7 @@ import logging
 import httpx2
 import pytest
 
-from rjax.async_engine import AsyncLLMEngine
+from rjax.api.async_engine import AsyncLLMEngine
 from rjax.engine.stats import EngineStats
 from rjax.serve.protocol.errors import ApiError
 from rjax.serve.telemetry import refusal_log, repeated_errors

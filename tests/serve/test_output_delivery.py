@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rjax.async_engine import AsyncLLMEngine
+from rjax.api.async_engine import AsyncLLMEngine
 from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams

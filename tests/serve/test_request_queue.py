@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rjax.api.request_queue import QueueLimits, RequestQueue
 from rjax.errors import InvalidConfigError, OverloadedError
-from rjax.request_queue import QueueLimits, RequestQueue
 from rjax.serve.config.limits import ServeLimits
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.loading.service_builder import make_service

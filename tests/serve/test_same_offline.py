@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from rjax.llm import LLM
+from rjax.api.llm import LLM
 from rjax.sampling import SamplingParams, StructuredOutputsParams
 
 from .live_server import OPTIONS

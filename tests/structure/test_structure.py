@@ -15,25 +15,18 @@ LONGEST = 480
 
 RJAX_LAYERS = """
 errors outputs
-child_python extras inputs progress quiet_imports vllm_names
-kv_events_config memory_sizes sampling_limits startup_times closing vllm_options
-config lora prompts
-option_docs tokenization
+child_python closing console extras inputs vllm
+config lora
+tokenization
 structured
 sampling
 batch
 cli
 engine utils worker
-engine_platform
-engine_summary
-engine_builder functional
-gc_freeze output_queue request_queue
-conversations prefixed_prompts request_runner
-beam_search output_stream scoring
-llm sampling_params
+build functional
 engine_channel
-async_engine engine_process
-async_llm llm_engine
+api
+sampling_params
 rjax
 benchmarks chat commands examples generate quantize serve
 replicas

@@ -1,10 +1,10 @@
 """The KV events of one engine: the log that its block manager fills, and the publisher."""
 
 from rjax.config import CacheSettings
+from rjax.config.kv_events import kv_events_config
 from rjax.engine.kv_events.event_log import EventLog
 from rjax.engine.kv_events.publisher import KvEventPublisher
 from rjax.engine.stats import EngineStats
-from rjax.kv_events_config import kv_events_config
 
 
 class KvEventStream:

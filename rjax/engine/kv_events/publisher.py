@@ -10,11 +10,11 @@ import time
 from collections import deque
 from typing import Any
 
+from rjax.config.kv_events import KvEventsConfig
 from rjax.engine.kv_events.event_log import CacheEvent
 from rjax.engine.kv_events.wire_format import batch
 from rjax.errors import InvalidConfigError
 from rjax.extras import install_command
-from rjax.kv_events_config import KvEventsConfig
 
 _DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"
 _END = (-1).to_bytes(8, "big", signed=True)  # of a replay

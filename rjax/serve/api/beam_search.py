@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rjax.beam_search import Beam, BeamSearch, BeamSearchParams
+from rjax.api.beam_search import Beam, BeamSearch, BeamSearchParams
+from rjax.engine_channel.output_queue import OutputSink
 from rjax.errors import InvalidRequestError
-from rjax.output_queue import OutputSink
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.serve.api.request_group import RequestGroup

@@ -78,7 +78,7 @@ class OutputEvents(EventStream):
         self._has_failed = False
 
     def put(self, output: RequestOutput) -> None:
-        """See `rjax.output_queue.OutputSink`."""
+        """See `rjax.engine_channel.output_queue.OutputSink`."""
         if self._is_ready and not self.wire.is_paused:
             self._write(output)
         else:
@@ -86,7 +86,7 @@ class OutputEvents(EventStream):
             self._unread.put(output)
 
     def fail(self, error: Exception) -> None:
-        """See `rjax.output_queue.OutputSink`."""
+        """See `rjax.engine_channel.output_queue.OutputSink`."""
         self._unread.fail(error)
         if self._is_ready:
             self._write_unread()

@@ -5,8 +5,8 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from rjax.engine_channel.output_queue import OutputQueue, OutputSink
 from rjax.errors import GrammarFailedError, OverloadedError
-from rjax.output_queue import OutputQueue, OutputSink
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.api.service import Service

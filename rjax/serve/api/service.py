@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fastapi import Request
 
-from rjax.async_engine import AsyncLLMEngine, Health
+from rjax.api.async_engine import AsyncLLMEngine, Health
 from rjax.errors import ContextLengthError
 from rjax.serve.api.sampling import Alternatives
 from rjax.serve.api.structured_outputs import GrammarCache

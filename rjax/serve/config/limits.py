@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rjax.config.sampling_limits import LIMITS
 from rjax.errors import InvalidConfigError, near_miss
-from rjax.sampling_limits import LIMITS
 
 
 def _limit(default: Any, meaning: str, most: float = 2**40) -> Any:

@@ -38,8 +38,8 @@ def build_served_engine(config: EngineConfig) -> Engine:
 
 
 def build_engine(config: EngineConfig) -> Any:
-    """Call `rjax.engine_builder.build_engine`, which is imported at the call."""
-    from rjax import engine_builder
+    """Call `rjax.build.engine_builder.build_engine`, which is imported at the call."""
+    from rjax.build import engine_builder
 
     return engine_builder.build_engine(config)
 

@@ -3,13 +3,13 @@
 import logging
 import time
 
-from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.api.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.config.memory_sizes import GIB
 from rjax.engine.protocol import Engine
 from rjax.engine_channel.channel import EngineChannel
 from rjax.engine_channel.facts import EngineFacts
 from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.errors import InvalidConfigError
-from rjax.memory_sizes import GIB
 from rjax.serve.api.sampling import Alternatives
 from rjax.serve.api.service import Service
 from rjax.serve.api.structured_outputs import GrammarCache

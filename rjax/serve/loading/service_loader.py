@@ -51,7 +51,7 @@ class ServiceLoader:
 
     def summary(self, more: Mapping[str, str]) -> list[str]:
         """The engine's model, sizes and kernels, and these further facts, in aligned columns."""
-        from rjax.engine_summary import summary_lines
+        from rjax.build.summary import summary_lines
 
         assert self._channel is not None
         return summary_lines({**self._channel.facts.summary, **more})

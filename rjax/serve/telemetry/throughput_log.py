@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 
-from rjax.async_engine import AsyncLLMEngine
+from rjax.api.async_engine import AsyncLLMEngine
 from rjax.engine.stats import EngineStats
 from rjax.errors import EngineDeadError
 

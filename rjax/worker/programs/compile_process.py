@@ -180,7 +180,7 @@ def compile_for_engine(control: int, lanes: list[int]) -> None:
     os.nice(_NICENESS)
     engine = Connection(control)
     try:
-        from rjax.quiet_imports import quiet_imports
+        from rjax.console import quiet_imports
 
         quiet_imports()
         from rjax.worker.programs.cache import keep_compiled

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rjax.beam_search import BeamSearchParams, run_beam_search
+from rjax.api.beam_search import BeamSearchParams, run_beam_search
 
 PROMPT = [5, 9, 20, 31]
 CHAT = {"messages": [{"role": "user", "content": "Who?"}]}

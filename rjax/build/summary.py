@@ -8,9 +8,9 @@ from jax.typing import DTypeLike
 from rjax.batch.page_groups import pages_held
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize
+from rjax.build.engine_platform import EnginePlatform
 from rjax.config import EngineConfig
-from rjax.engine_platform import EnginePlatform
-from rjax.memory_sizes import GIB
+from rjax.config.memory_sizes import GIB
 from rjax.models import Decoder, ModelConfig
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.uses import dequantised_projections

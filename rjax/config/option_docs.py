@@ -5,7 +5,7 @@ import inspect
 import re
 import textwrap
 
-from rjax.config import GROUPS, EngineConfig
+from rjax.config.engine_config import GROUPS, EngineConfig
 
 _ATTRIBUTE = re.compile(r"    (\w+(?:, \w+)*): (.*)")
 _CONTINUATION = re.compile(r" {8,}(\S.*)")

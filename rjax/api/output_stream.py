@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 
+from rjax.api.request_runner import RequestRunner, StreamBuffer
 from rjax.closing import SynchronizedClosable
 from rjax.errors import EngineClosedError
 from rjax.outputs import RequestOutput
-from rjax.request_runner import RequestRunner, StreamBuffer
 
 
 class OutputStream(Iterator[RequestOutput]):

@@ -6,11 +6,13 @@ from typing import Any
 import jax
 
 from rjax.batch.page_hash import root_key
+from rjax.build.engine_platform import choose_platform, choose_weights
+from rjax.build.summary import engine_summary
 from rjax.config import EngineConfig
+from rjax.console import bars_are_seen
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
-from rjax.engine_platform import choose_platform, choose_weights
-from rjax.engine_summary import engine_summary
+from rjax.engine.startup_times import StartupTimes
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.models import (
     BUNDLED_MODEL,
@@ -20,9 +22,7 @@ from rjax.models import (
     resolve_folder,
     weights_digest,
 )
-from rjax.progress import bars_are_seen
 from rjax.sampling import LIMITS, SamplingParams
-from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer
 from rjax.worker.memory_sizing import check_weights_fit
 from rjax.worker.multi_step_policy import multi_step_policy

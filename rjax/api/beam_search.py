@@ -14,7 +14,7 @@ from typing import Any, Literal, no_type_check
 from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.vllm_names import BEAM_FIELDS, with_refusals
+from rjax.vllm.names import BEAM_FIELDS, with_refusals
 
 type EarlyStopping = bool | Literal["never"]
 

@@ -1,22 +1,38 @@
 """Adds the requests of an LLM's calls to the engine and routes their outputs back."""
 
+import contextlib
 import dataclasses
+import gc
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rjax.api.progress import Progress
+from rjax.api.prompts import Prompt, raise_first_refusal
 from rjax.engine.protocol import Engine
+from rjax.engine_channel.output_queue import join_output
 from rjax.errors import InvalidRequestError, without_frames
-from rjax.gc_freeze import freeze_gc_heap
-from rjax.output_queue import join_output
 from rjax.outputs import CompletionOutput, RequestOutput
-from rjax.progress import Progress
-from rjax.prompts import Prompt, raise_first_refusal
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import Tokenizer
 
 _REQUESTS_PER_STEP = 32  # added between two steps while a batch is being added
+
+
+@contextlib.contextmanager
+def freeze_gc_heap() -> Iterator[None]:
+    """Exclude all existing objects from garbage collection inside the block (``gc.freeze``).
+
+    A full collection scans every object of the process, including those of JAX and the caller. It
+    takes tenths of a second, during which no step is dispatched. At the end of the block all
+    objects are unfrozen, including those that the caller froze before.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""Keeps what imports print off the terminal."""
+"""What a process of rjax prints: progress bars where they are seen, no warnings of imports."""
 
 import logging
+import sys
 
 
 def quiet_imports() -> None:
@@ -12,3 +13,8 @@ def quiet_imports() -> None:
     logging.getLogger("transformers").addFilter(
         lambda record: not record.getMessage().startswith("PyTorch was not found")
     )
+
+
+def bars_are_seen() -> bool:
+    """Whether progress bars reach a person: stderr is a terminal or a notebook's."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

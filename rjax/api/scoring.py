@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Any, Never
 
+from rjax.api.prefixed_prompts import PrefixedPrompts
+from rjax.api.prompts import Prompt, parse_prompt, split_prompts
+from rjax.api.request_runner import NewRequest
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
-from rjax.prefixed_prompts import PrefixedPrompts
-from rjax.prompts import Prompt, parse_prompt, split_prompts
-from rjax.request_runner import NewRequest
 from rjax.sampling import SamplingParams
 from rjax.tokenization import common_prefix
 

@@ -4,9 +4,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from rjax.api.prompts import Prompt, encode_texts, parse_prompt
 from rjax.engine.protocol import NamedPrefix, PrefixEngine
 from rjax.errors import InvalidRequestError, without_frames
-from rjax.prompts import Prompt, encode_texts, parse_prompt
 from rjax.tokenization import SysPromptTokenizer, Tokenizer
 
 

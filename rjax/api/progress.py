@@ -1,18 +1,13 @@
 """The progress bar of a batch."""
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tqdm.auto import tqdm
 
+from rjax.console import bars_are_seen
 from rjax.outputs import RequestOutput
-
-
-def bars_are_seen() -> bool:
-    """Whether progress bars reach a person: stderr is a terminal or a notebook's."""
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 class Progress:

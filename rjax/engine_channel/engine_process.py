@@ -19,7 +19,7 @@ def main(fd: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)  # blocked by the front end until here
     import socket
 
-    from rjax.quiet_imports import quiet_imports
+    from rjax.console import quiet_imports
     from rjax.tokenization.without_torch import leave_torch_out
 
     quiet_imports()

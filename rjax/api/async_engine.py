@@ -8,14 +8,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from rjax.api.request_queue import QueueLimits, RequestQueue
 from rjax.engine.protocol import Engine
 from rjax.engine_channel.channel import EngineChannel
 from rjax.engine_channel.engine_loop import STATS_SECONDS
+from rjax.engine_channel.output_queue import OutputQueue, OutputSink, join_output
 from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError
-from rjax.output_queue import OutputQueue, OutputSink, join_output
 from rjax.outputs import RequestOutput
-from rjax.request_queue import QueueLimits, RequestQueue
 from rjax.sampling import RequestOutputKind, SamplingParams
 
 type Health = Literal["ready", "draining", "hung", "dead"]

@@ -5,29 +5,28 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never
 
-from rjax.batch.kernel_use import KernelUse
-from rjax.beam_search import BeamSearchOutput, BeamSearchParams, run_beam_search
-from rjax.closing import Closable, SynchronizedClosable, synchronized
-from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
-from rjax.conversations import encode_conversations
-from rjax.engine.arg_utils import EngineArgs
-from rjax.engine.protocol import Engine
-from rjax.option_docs import with_engine_options
-from rjax.output_stream import OutputStream
-from rjax.outputs import RequestOutput
-from rjax.prefixed_prompts import PrefixedPrompts
-from rjax.prompts import Prompt, raise_first_refusal, split_prompts
-from rjax.request_runner import (
+from rjax.api.beam_search import BeamSearchOutput, BeamSearchParams, run_beam_search
+from rjax.api.output_stream import OutputStream
+from rjax.api.prefixed_prompts import PrefixedPrompts
+from rjax.api.prompts import Prompt, encode_conversations, raise_first_refusal, split_prompts
+from rjax.api.request_runner import (
     NewRequest,
     RequestRunner,
     default_sampling_params,
     new_requests,
     params_per_prompt,
 )
+from rjax.api.scoring import ScoreOutput, refuse_pooling, score_output, score_requests
+from rjax.batch.kernel_use import KernelUse
+from rjax.closing import Closable, SynchronizedClosable, synchronized
+from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
+from rjax.config.option_docs import with_engine_options
+from rjax.engine.arg_utils import EngineArgs
+from rjax.engine.protocol import Engine
+from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.scoring import ScoreOutput, refuse_pooling, score_output, score_requests
 from rjax.tokenization.sys_prompt_tokenizer import DEFAULT_SCHEMA
-from rjax.vllm_names import ARGUMENTS, RESET_ARGUMENTS, missing_attribute, refuse_arguments
+from rjax.vllm.names import ARGUMENTS, RESET_ARGUMENTS, missing_attribute, refuse_arguments
 
 
 @with_engine_options
@@ -75,7 +74,7 @@ class LLM(SynchronizedClosable):
                 **options,
             }
         )
-        from rjax.engine_builder import build_engine  # brings in JAX: only once it is needed
+        from rjax.build.engine_builder import build_engine  # brings in JAX: only once it is needed
 
         engine = build_engine(config)
         self._start(engine, config.relay, owned=engine)

@@ -9,10 +9,12 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never
 
-from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.api.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.api.prefixed_prompts import PrefixedPrompts
+from rjax.api.prompts import Prompt, encode_conversations, raise_first_refusal
+from rjax.api.request_runner import default_sampling_params
 from rjax.closing import Closable
 from rjax.config import EngineConfig, RelaySettings
-from rjax.conversations import encode_conversations
 from rjax.engine.arg_utils import EngineArgs
 from rjax.engine.protocol import Engine
 from rjax.engine_channel.channel import EngineChannel, RemotePrefixEngine
@@ -20,11 +22,8 @@ from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.errors import EngineClosedError, InvalidRequestError
 from rjax.outputs import RequestOutput
-from rjax.prefixed_prompts import PrefixedPrompts
-from rjax.prompts import Prompt, raise_first_refusal
-from rjax.request_runner import default_sampling_params
 from rjax.sampling import SamplingParams
-from rjax.vllm_names import ARGUMENTS, RESET_ARGUMENTS, missing_attribute, refuse_arguments
+from rjax.vllm.names import ARGUMENTS, RESET_ARGUMENTS, missing_attribute, refuse_arguments
 
 _NO_LIMITS = QueueLimits(
     sequences=sys.maxsize,
@@ -33,7 +32,7 @@ _NO_LIMITS = QueueLimits(
     unread_tokens=sys.maxsize,
 )
 _STOP_SECONDS = 60.0
-_FACTORY = "rjax.engine_builder:build_engine_from_options"
+_FACTORY = "rjax.build.engine_builder:build_engine_from_options"
 
 
 class AsyncLLM:
@@ -73,7 +72,7 @@ class AsyncLLM:
                 channel.join(_STOP_SECONDS)
                 raise
             return
-        from rjax.engine_builder import build_engine  # imports JAX
+        from rjax.build.engine_builder import build_engine  # imports JAX
 
         engine = build_engine(config)
         self._start(ThreadChannel(engine), config.relay, None, owned=engine)

@@ -1,7 +1,7 @@
 """Options of the engine: frozen dataclasses, checked when made.
 
-The "Attributes" sections are the only documentation of the options: `rjax.option_docs` puts it into
-the docstring of `rjax.LLM` and into ``--help`` of the commands.
+The "Attributes" sections are the only documentation of the options: `rjax.config.option_docs` puts
+it into the docstring of `rjax.LLM` and into ``--help`` of the commands.
 """
 
 import dataclasses
@@ -9,10 +9,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal, no_type_check
 
+from rjax.config.kv_events import KvEventsConfig, kv_events_config
+from rjax.config.memory_sizes import GIB, host_memory, parse_size
 from rjax.errors import InvalidConfigError, near_miss
-from rjax.kv_events_config import KvEventsConfig, kv_events_config
-from rjax.memory_sizes import GIB, host_memory, parse_size
-from rjax.vllm_options import own_options
+from rjax.vllm.options import own_options
 
 type RelayMode = Literal["auto", "on", "off"]
 type DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -136,7 +136,7 @@ class CacheSettings:
         kv_events_config: publish what the prefix cache stores and removes, for routers outside the
             engine: a mapping or JSON with vLLM's names, such as
             {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}; see
-            `rjax.kv_events_config`. Needs rjax[kv-events].
+            `rjax.config.kv_events`. Needs rjax[kv-events].
     """
 
     page_size: int = 64

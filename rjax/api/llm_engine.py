@@ -4,15 +4,15 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from rjax.api.llm import LLM
+from rjax.api.prompts import Prompt, raise_first_refusal
 from rjax.closing import synchronized
 from rjax.engine.arg_utils import EngineArgs
 from rjax.errors import InvalidRequestError
 from rjax.inputs import PromptType
-from rjax.llm import LLM
 from rjax.outputs import RequestOutput
-from rjax.prompts import Prompt, raise_first_refusal
 from rjax.sampling import SamplingParams
-from rjax.vllm_names import ARGUMENTS, ENGINE_ARGUMENTS, refuse_arguments
+from rjax.vllm.names import ARGUMENTS, ENGINE_ARGUMENTS, refuse_arguments
 
 
 class LLMEngine(LLM):

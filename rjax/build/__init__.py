@@ -1,0 +1,1 @@
+"""Builds an engine from its options: devices, dtypes, kernels, weights, worker, and a summary."""

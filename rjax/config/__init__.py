@@ -1,0 +1,36 @@
+"""The options of an engine, and the other limits that users set.
+
+- `engine_config`: the dataclasses of the options; `option_docs` reads their documentation.
+- `kv_events`: the options of KV events. `memory_sizes`: sizes as users write them.
+- `sampling_limits`: the limits of a request's sampling parameters.
+"""
+
+from rjax.config.engine_config import (
+    GROUPS,
+    PAGE_SIZES,
+    AutoInt,
+    CacheSettings,
+    DType,
+    EngineConfig,
+    KVCacheDType,
+    Quantization,
+    RelayMode,
+    RelaySettings,
+    SchedulerSettings,
+    Warmup,
+)
+
+__all__ = [
+    "GROUPS",
+    "PAGE_SIZES",
+    "AutoInt",
+    "CacheSettings",
+    "DType",
+    "EngineConfig",
+    "KVCacheDType",
+    "Quantization",
+    "RelayMode",
+    "RelaySettings",
+    "SchedulerSettings",
+    "Warmup",
+]
