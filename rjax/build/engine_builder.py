@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from rjax.batch.page_hash import root_key
-from rjax.build.engine_platform import choose_platform, choose_weights
+from rjax.build.plan_engine import choose_platform, choose_weights, plan_engine
 from rjax.build.summary import engine_summary
 from rjax.config import EngineConfig
 from rjax.console import bars_are_seen
@@ -50,9 +50,8 @@ def build_engine(config: EngineConfig) -> LLMEngine:
     with times.phase("device"):
         jax.devices()
     model_config = choose_weights(config, model_config)
-    platform = choose_platform(config, model_config)
-    mesh, dtype, backend = platform.mesh, platform.dtype, platform.backend
-    model_config = platform.model
+    platform = choose_platform(config, model_config, max_model_len)
+    model_config, mesh = platform.model, platform.mesh
     check_weights_fit(
         platform.weight_bytes * mesh.size,
         memory=platform.first_device.memory_stats(),
@@ -62,7 +61,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
     with times.phase("weights"):
         loaded = load_model(
             folder,
-            dtype=dtype,
+            dtype=platform.dtype,
             load_format=settings.load_format,
             quantization=settings.quantization,
             dequantize=bool(model_config.dequantised),
@@ -75,47 +74,31 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         dummy = settings.load_format == "dummy"
         weights = f"dummy {settings.seed}" if dummy else weights_digest(folder)
     quantization = None if model_config.dequantised else settings.quantization
-    limits = platform.step_limits(config, model_config, max_model_len=max_model_len)
+    plan = plan_engine(platform)
     with times.phase("pool"):
-        worker = Worker(
-            loaded,
-            config,
-            backend=backend,
-            kv_dtype=platform.kv_dtype,
-            mesh=mesh,
-            max_model_len=max_model_len,
-            limits=limits,
-            growth=platform.growth,
-            policy=multi_step_policy(config, platform=platform.first_device.platform),
-        )
+        policy = multi_step_policy(config, platform=plan.first_device.platform)
+        worker = Worker(loaded, plan, policy)
     parts = EngineParts(
         config=config,
         worker=worker,
         vocab_size=model_config.vocab_size,
         max_model_len=max_model_len,
-        limits=limits,
+        limits=plan.limits,
         identity=root_key(
             repr(stored_config),
             weights,
-            str(dtype),
-            str(platform.kv_dtype),
+            str(plan.dtype),
+            str(plan.kv_dtype),
             str(quantization),
             *([str(max_model_len)] if model_config.depends_on_length else []),
         ),
-        backend=backend.name,
-        device=platform.description,
+        backend=plan.backend.name,
+        device=plan.description,
         tokenizer=tokenizer,
         model_config=model_config,
         startup_times=times,
         summary=engine_summary(
-            config,
-            loaded.model,
-            platform,
-            max_model_len=max_model_len,
-            limits=limits,
-            pool=worker.pool,
-            num_decode_steps=worker.num_decode_steps,
-            step_rows=[shape.rows for shape in worker.shapes.all],
+            plan, loaded.model, pool=worker.pool, num_decode_steps=worker.num_decode_steps
         ),
     )
     with times.phase("warm-up"):

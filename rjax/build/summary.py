@@ -6,39 +6,27 @@ from collections.abc import Iterable
 from jax.typing import DTypeLike
 
 from rjax.batch.page_groups import pages_held
-from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize
-from rjax.build.engine_platform import EnginePlatform
 from rjax.config import EngineConfig
 from rjax.config.memory_sizes import GIB
 from rjax.models import Decoder, ModelConfig
 from rjax.worker.backend import Backend
+from rjax.worker.engine_plan import EnginePlan, EnginePlatform
 from rjax.worker.kernels.uses import dequantised_projections
 
 
 def engine_summary(
-    config: EngineConfig,
-    model: Decoder,
-    platform: EnginePlatform,
-    *,
-    max_model_len: int,
-    limits: StepLimits,
-    pool: PoolSize,
-    num_decode_steps: int,
-    step_rows: Iterable[int],
+    plan: EnginePlan, model: Decoder, *, pool: PoolSize, num_decode_steps: int
 ) -> dict[str, str]:
     """The facts of a start, by name, in the order in which to show them.
 
     Args:
-        config: the engine's options.
+        plan: the engine's plan.
         model: its model.
-        platform: devices, dtypes and kernels.
-        max_model_len: tokens of the longest sequence.
-        limits: limits of a step.
         pool: size of the KV pool.
         num_decode_steps: most decode steps of one program.
-        step_rows: rows of the compiled steps.
     """
+    config, limits, max_model_len = plan.config, plan.limits, plan.max_model_len
     page_size = config.cache.page_size
     size = pool.num_pages * pool.page_bytes / GIB
     tokens = pool.num_pages * page_size
@@ -47,13 +35,13 @@ def engine_summary(
         tokens = (
             pool.num_pages * max_model_len // pages_held(pool.windows, max_model_len, page_size)
         )
-    devices = platform.mesh.size
+    devices = plan.mesh.size
     return {
         "model": model_name(config, model.config),
-        "weights": f"{weight_types(model, platform)}, {model.weight_bytes / GIB:.2f} GiB"
-        + _on_each(platform.weight_bytes, devices)
+        "weights": f"{weight_types(model)}, {model.weight_bytes / GIB:.2f} GiB"
+        + _on_each(plan.weight_bytes, devices)
         + (_why_dequantised(config, model) if model.config.dequantised else ""),
-        "dtype": dtype_names(platform),
+        "dtype": dtype_names(plan),
         "context": f"{max_model_len:,} tokens",
         "KV pool": f"{tokens:,} tokens ({pool.num_pages:,} pages of {page_size}, {size:.2f} GiB"
         + _on_each(pool.num_pages * pool.page_bytes // devices, devices)
@@ -63,15 +51,15 @@ def engine_summary(
         "batch": f"{limits.max_num_seqs:,} sequences, {limits.max_num_batched_tokens:,} tokens a "
         "step",
         "decode steps": _decode_steps(num_decode_steps),
-        "backend": f"{platform.backend.name} on {platform.description}",
+        "backend": f"{plan.backend.name} on {plan.description}",
         "kernels": "XLA's own; the others need a GPU"
-        if platform.is_cpu
+        if plan.is_cpu
         else gpu_kernels(
-            platform.backend,
+            plan.backend,
             model.config,
-            platform.dtype,
-            devices=platform.mesh.size,
-            step_rows=step_rows,
+            plan.dtype,
+            devices=devices,
+            step_rows=[shape.rows for shape in plan.shapes.all],
         ),
     }
 
@@ -105,7 +93,7 @@ def model_name(config: EngineConfig, model: ModelConfig) -> str:
     return f"{config.model.model or 'tables, the bundled model'} ({model.architecture})"
 
 
-def weight_types(model: Decoder, platform: EnginePlatform) -> str:
+def weight_types(model: Decoder) -> str:
     """How the weights of the projections are stored."""
     config = model.config
     names = " and ".join(
@@ -114,9 +102,9 @@ def weight_types(model: Decoder, platform: EnginePlatform) -> str:
     on_load = config.quant_method is None
     if config.dequantised:
         how = f"not quantised to {names}" if on_load else f"dequantised, {names} in the checkpoint"
-        return f"{platform.dtype.name} ({how})"
+        return f"{model.dtype.name} ({how})"
     if not names:
-        return platform.dtype.name
+        return model.dtype.name
     return f"{names} ({'quantised at loading' if on_load else 'as in the checkpoint'})"
 
 

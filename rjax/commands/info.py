@@ -5,13 +5,16 @@ import importlib.metadata
 import json
 import platform as python_platform
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rjax
 from rjax.cli.arguments import add_engine_arguments, add_model_argument, given_engine_options
 from rjax.cli.errors import parse_and_run
 from rjax.cli.parser import OneLineParser
 from rjax.vllm.options import instead_of
+
+if TYPE_CHECKING:
+    from rjax.worker.engine_plan import EnginePlan
 
 _NAME = "rjax info"
 _PACKAGES = (
@@ -103,7 +106,7 @@ def kernels(config: Any) -> dict[str, Any]:
     Args:
         config: `rjax.config.EngineConfig`.
     """
-    from rjax.build.engine_platform import choose_platform, choose_weights
+    from rjax.build.plan_engine import choose_platform, choose_weights, plan_engine
     from rjax.build.summary import dtype_names, model_name
     from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
     from rjax.pallas_kernels.attention.registry import BACKENDS
@@ -113,46 +116,45 @@ def kernels(config: Any) -> dict[str, Any]:
         settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token, weights=False
     )
     model = choose_weights(config, config_from_folder(folder, settings.quantization))
-    chosen = choose_platform(config, model)
-    model = chosen.model
-    refused = dict(chosen.backend.refused)
+    length = settings.max_model_len or model.default_length
+    plan = plan_engine(choose_platform(config, model, length))
+    refused = dict(plan.backend.refused)
     backends = {
-        name: refused.get(name) or ("in use" if name == chosen.backend.name else "not needed")
+        name: refused.get(name) or ("in use" if name == plan.backend.name else "not needed")
         for name in (backend.name for backend in BACKENDS)
     }
     return {
-        "model": model_name(config, model),
-        "dtype": dtype_names(chosen),
-        "runs_on": chosen.description,
-        "weight_bytes_per_device": chosen.weight_bytes,
+        "model": model_name(config, plan.model),
+        "dtype": dtype_names(plan),
+        "runs_on": plan.description,
+        "weight_bytes_per_device": plan.weight_bytes,
         "backends": backends,
-        "kernels": _step_kernels(config, model, chosen),
+        "kernels": _step_kernels(plan),
     }
 
 
-def _step_kernels(config: Any, model: Any, chosen: Any) -> list[dict[str, Any]]:
+def _step_kernels(plan: "EnginePlan") -> list[dict[str, Any]]:
     """The kernels of a step of one sequence, of all sequences, and of prompt chunks."""
     from rjax.worker.kernels.uses import step_kernels
     from rjax.worker.step_shape import StepShape
 
-    backend, page_size = chosen.backend, config.cache.page_size
-    length = config.model.max_model_len or model.default_length
-    limits = chosen.step_limits(config, model, max_model_len=length)
+    backend, page_size, limits = plan.backend, plan.config.cache.page_size, plan.limits
+    length = plan.max_model_len
     found = []
     for rows, seqs in (
         (1, 1),
         (backend.padded_rows(limits.max_num_seqs), limits.max_num_seqs),
         (limits.max_num_batched_tokens, limits.max_num_seqs),
     ):
-        plan = backend.plan_shape(rows, seqs, length, page_size, coalesce=True)
-        shape = StepShape(rows, seqs, -(-length // page_size), page_size, plan)
+        attention = backend.plan_shape(rows, seqs, length, page_size, coalesce=True)
+        shape = StepShape(rows, seqs, -(-length // page_size), page_size, attention)
         uses = step_kernels(
             shape,
-            model=model,
-            dtype=chosen.dtype,
-            kv_dtype=chosen.kv_dtype,
+            model=plan.model,
+            dtype=plan.dtype,
+            kv_dtype=plan.kv_dtype,
             backend=backend,
-            devices=chosen.mesh.size,
+            devices=plan.mesh.size,
         )
         found += [
             {

@@ -9,17 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
 from jaxtyping import Int, UInt32
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
-from rjax.batch.page_groups import page_groups
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence as TokenSequence
-from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
 from rjax.batch.step_worker import StepWorker
 from rjax.config import EngineConfig, Warmup
@@ -27,9 +24,9 @@ from rjax.console import bars_are_seen
 from rjax.models import LoadedModel
 from rjax.pallas_kernels.attention.plan.host import CostModel, Sharing
 from rjax.sampling import SamplerMode, SlotRow
-from rjax.worker.backend import Backend
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
+from rjax.worker.engine_plan import EnginePlan
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.uses import step_kernels
 from rjax.worker.kv_cache import num_pools
@@ -54,7 +51,6 @@ from rjax.worker.step_input import PackedLayouts, prompt_targets
 from rjax.worker.step_input_builder import StepInputBuilder
 from rjax.worker.step_runner import StepRunner, UnsampledStep
 from rjax.worker.step_shape import StepFeatures, StepShape, features_of, step_features
-from rjax.worker.step_sizing import shape_table
 
 # A padded row costs a CPU as much as any other; a larger size than this is slower than to wait.
 _CPU_PADDING = 4.0
@@ -70,13 +66,7 @@ class Worker(StepWorker):
 
     Args:
         loaded: the model.
-        config: the engine's configuration.
-        backend: kernels of the steps.
-        kv_dtype: dtype of the KV pool.
-        mesh: devices.
-        max_model_len: tokens of the longest sequence.
-        limits: limits of the steps.
-        growth: ratio of one step size to the next smaller one.
+        plan: devices, dtypes, kernels, limits and step shapes.
         policy: decides whether several decode steps run as one program, if the configuration has no
             number of them; None for one step.
 
@@ -91,34 +81,18 @@ class Worker(StepWorker):
     def __init__(
         self,
         loaded: LoadedModel,
-        config: EngineConfig,
-        *,
-        backend: Backend,
-        kv_dtype: jnp.dtype,
-        mesh: Mesh,
-        max_model_len: int,
-        limits: StepLimits,
-        growth: int,
+        plan: EnginePlan,
         policy: MultiStepPolicy | None = None,
     ) -> None:
-        model = loaded.config
+        model, config, limits = loaded.config, plan.config, plan.limits
+        backend, mesh, kv_dtype = plan.backend, plan.mesh, plan.kv_dtype
         page_size = config.cache.page_size
         self._model_config = model
         self._max_logprobs = min(config.scheduler.max_logprobs, model.vocab_size)
         self._progress = config.use_tqdm and bars_are_seen()
         self._kv_dtype = kv_dtype
         self._backend, self._mesh = backend, mesh
-        groups = page_groups(
-            model.sliding_windows, page_size=page_size, max_model_len=max_model_len
-        )
-        self.shapes = shape_table(
-            config,
-            backend=backend,
-            max_model_len=max_model_len,
-            limits=limits,
-            growth=growth,
-            groups=groups,
-        )
+        self.shapes, groups = plan.shapes, plan.shapes.largest.groups
         graph, parameters = nnx.split(loaded.model)
         leaves, treedef = jax.tree.flatten(parameters)
         self._dtype = loaded.model.dtype
@@ -135,7 +109,7 @@ class Worker(StepWorker):
             model,
             largest=self.shapes.largest,
             itemsize=self._dtype.itemsize,
-            max_model_len=max_model_len,
+            max_model_len=plan.max_model_len,
             limits=limits,
             kv_dtype=kv_dtype,
             mesh=mesh,

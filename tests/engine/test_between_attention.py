@@ -10,7 +10,7 @@ import pytest
 from bench.machine_code import kernels_of, lowered_step
 from bench.step_roofline import DecodeCase
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.build import engine_platform
+from rjax.build import plan_engine
 from rjax.models import DecoderLayer, config_from_dict
 from rjax.pallas_kernels.between_attention.arrivals import Arrivals
 from rjax.pallas_kernels.kernel import Kernel
@@ -77,7 +77,7 @@ def test_an_engine_answers_the_same(tiny, monkeypatch, options):
         kernels = (between.kernel, *backend.dispatcher.kernels)
         return dataclasses.replace(backend, dispatcher=Dispatcher("xla", kernels))
 
-    monkeypatch.setattr(engine_platform, "choose_backend", choose)
+    monkeypatch.setattr(plan_engine, "choose_backend", choose)
     _, got = answers(tiny, 9, **options)
     assert {(rows, last) for rows, last in between.traced if rows == 16} == {
         (16, True),

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.build.engine_platform import choose_weights, dequantised_is_faster
+from rjax.build.plan_engine import choose_weights, dequantised_is_faster
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, with_dequantised_weights

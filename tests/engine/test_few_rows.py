@@ -10,7 +10,7 @@ import pytest
 from rjax import functional
 from rjax.batch.step_limits import step_limits
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.build import engine_platform
+from rjax.build import plan_engine
 from rjax.config import SchedulerSettings
 from rjax.models import config_from_dict
 from rjax.models.formats import ON_LOAD, OnLoad
@@ -128,7 +128,7 @@ def use(monkeypatch):
         def choose(*arguments, **options):
             return forms.taken_by(choose_backend(*arguments, **options), options["model"])
 
-        monkeypatch.setattr(engine_platform, "choose_backend", choose)
+        monkeypatch.setattr(plan_engine, "choose_backend", choose)
 
     return patch
 

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.build import engine_platform
+from rjax.build import plan_engine
 from rjax.models import Decoder, config_from_dict
 from rjax.models.sharding import single_device_mesh
 from rjax.pallas_kernels.skinny_gemm import ROWS
@@ -139,7 +139,7 @@ def test_results_that_the_output_projection_merges(tmp_path, monkeypatch):
     def choose(*arguments, **options):
         return forms.taken_by(choose_backend(*arguments, **options), options["model"])
 
-    monkeypatch.setattr(engine_platform, "choose_backend", choose)
+    monkeypatch.setattr(plan_engine, "choose_backend", choose)
     assert answers(plain, max_num_seqs=1) == want
     assert {("merge_linear", 1), ("linear", 1)} <= forms.called
     assert ("norm_linear", 1) not in forms.called  # two projections need the normed rows

@@ -9,7 +9,7 @@ import pytest
 from bench.machine_code import kernels_of, lowered_step
 from bench.step_roofline import DecodeCase
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.build import engine_platform
+from rjax.build import plan_engine
 from rjax.models import DecoderLayer, Rotary, config_from_dict
 from rjax.pallas_kernels.kernel import DeviceInfo, Kernel
 from rjax.pallas_kernels.partial import reduced
@@ -92,7 +92,7 @@ def test_an_engine_answers_the_same(tiny, monkeypatch, at_once, quantization):
         kernels = (layer.kernel, *backend.dispatcher.kernels)
         return dataclasses.replace(backend, dispatcher=Dispatcher("xla", kernels))
 
-    monkeypatch.setattr(engine_platform, "choose_backend", choose)
+    monkeypatch.setattr(plan_engine, "choose_backend", choose)
     _, got = answers(tiny, 1, num_decode_steps=at_once, quantization=quantization)
     assert layer.words == [False, True]  # traced for the first layer and for all others
     assert not any(rows == 1 for _, rows in forms.called)

@@ -1,14 +1,11 @@
-"""Devices, dtypes and kernels of an engine, chosen before its weights are loaded."""
+"""Chooses devices, dtypes and kernels of an engine, and then its limits and step shapes."""
 
 import dataclasses
 import logging
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
-from rjax.batch.page_groups import page_groups
 from rjax.batch.step_limits import StepLimits, choose_step_limits
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
@@ -19,11 +16,12 @@ from rjax.models import (
     place,
     with_dequantised_weights,
 )
-from rjax.worker.backend import Backend, choose_backend, compute_capability
+from rjax.worker.backend import choose_backend, compute_capability
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
+from rjax.worker.engine_plan import EnginePlan, EnginePlatform
 from rjax.worker.kernels.uses import advise_whole_experts
 from rjax.worker.nccl import check_nccl
-from rjax.worker.step_sizing import gpu_pool_tokens, shape_table
+from rjax.worker.step_sizing import gpu_pool_tokens
 
 _SMALL_PROJECTION = 2**24
 """Weights of the largest projection; with fewer, kernels gain nothing from few bits.
@@ -32,95 +30,6 @@ The limit lies between Qwen2.5-0.5B (8.7 million), which is not faster in fp8 or
 Qwen2.5-3B (45 million)."""
 _log = logging.getLogger("rjax")
 _SMALL_SHARE = 0.05  # of a device's memory, for the weights in the model's dtype
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EnginePlatform:
-    """What an engine runs on.
-
-    Attributes:
-        mesh: its devices.
-        model: its model, placed on them.
-        weight_bytes: bytes of the parameters that one device holds.
-        dtype: dtype of the weights.
-        kv_dtype: dtype of the KV pool.
-        backend: its kernels.
-    """
-
-    mesh: Mesh
-    model: ModelConfig
-    weight_bytes: int
-    dtype: jnp.dtype
-    kv_dtype: jnp.dtype
-    backend: Backend
-
-    @property
-    def first_device(self) -> Any:
-        """The first of its devices, which are all alike."""
-        return self.mesh.devices.flat[0]
-
-    @property
-    def is_cpu(self) -> bool:
-        """Whether the devices are CPUs."""
-        return self.first_device.platform == "cpu"
-
-    @property
-    def description(self) -> str:
-        """Number and kind of the devices."""
-        return f"{self.mesh.size} x {self.first_device.device_kind}"
-
-    @property
-    def growth(self) -> int:
-        """Ratio of one step size to the next smaller one: padding costs a CPU more to compute, but
-        less than compiling a size."""
-        return 4 if self.is_cpu else 2
-
-    def step_limits(
-        self, config: EngineConfig, model: ModelConfig, *, max_model_len: int
-    ) -> StepLimits:
-        """The limits of a step, with the defaults for these devices and kernels.
-
-        On a GPU they follow the memory that is free now, so an engine asks after it has loaded the
-        weights.
-
-        Args:
-            config: the engine's options.
-            model: its model.
-            max_model_len: tokens of the longest sequence.
-        """
-        memory = self.first_device.memory_stats() or {}
-
-        def pool_tokens(limits: StepLimits) -> int:
-            shapes = shape_table(
-                config,
-                backend=self.backend,
-                max_model_len=max_model_len,
-                limits=limits,
-                growth=self.growth,
-                groups=page_groups(
-                    model.sliding_windows,
-                    page_size=config.cache.page_size,
-                    max_model_len=max_model_len,
-                ),
-            )
-            return gpu_pool_tokens(
-                config,
-                model,
-                shapes,
-                limits=limits,
-                dtype=self.dtype,
-                kv_dtype=self.kv_dtype,
-                memory=memory,
-                num_devices=self.mesh.size,
-            )
-
-        return choose_step_limits(
-            config.scheduler,
-            most_tokens=512 if self.is_cpu else 2048,
-            spare_rows=self.backend.spare_rows,
-            max_model_len=max_model_len,
-            pool_tokens=pool_tokens if "bytes_limit" in memory else None,
-        )
 
 
 def choose_weights(config: EngineConfig, model: ModelConfig) -> ModelConfig:
@@ -174,8 +83,13 @@ def dequantised_is_faster(
     return Decoder(model, dtype).weight_bytes / devices < _SMALL_SHARE * memory_bytes
 
 
-def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
+def choose_platform(config: EngineConfig, model: ModelConfig, max_model_len: int) -> EnginePlatform:
     """The devices, dtypes and kernels for a model.
+
+    Args:
+        config: the engine's options.
+        model: its model, as `choose_weights` gives it.
+        max_model_len: tokens of the longest sequence.
 
     Raises:
         InvalidConfigError: JAX has several processes, there are too few devices, they cannot share
@@ -222,4 +136,45 @@ def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
     advice = advise_whole_experts(backend, model, dtype, mesh.size)
     if advice is not None:
         _log.warning("%s", advice)
-    return EnginePlatform(mesh, model, weight_bytes, dtype, kv_dtype, backend)
+    return EnginePlatform(
+        config=config,
+        model=model,
+        max_model_len=max_model_len,
+        mesh=mesh,
+        weight_bytes=weight_bytes,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        backend=backend,
+    )
+
+
+def plan_engine(platform: EnginePlatform) -> EnginePlan:
+    """The plan with the limits of a step, of which some have defaults for devices and kernels.
+
+    On a GPU they follow the memory that is free now, so an engine plans after it has loaded the
+    weights.
+    """
+    config = platform.config
+    memory = platform.first_device.memory_stats() or {}
+
+    def pool_tokens(limits: StepLimits) -> int:
+        return gpu_pool_tokens(
+            config,
+            platform.model,
+            platform.shapes_for(limits),
+            limits=limits,
+            dtype=platform.dtype,
+            kv_dtype=platform.kv_dtype,
+            memory=memory,
+            num_devices=platform.mesh.size,
+        )
+
+    limits = choose_step_limits(
+        config.scheduler,
+        most_tokens=512 if platform.is_cpu else 2048,
+        spare_rows=platform.backend.spare_rows,
+        max_model_len=platform.max_model_len,
+        pool_tokens=pool_tokens if "bytes_limit" in memory else None,
+    )
+    known = {field.name: getattr(platform, field.name) for field in dataclasses.fields(platform)}
+    return EnginePlan(**known, limits=limits, shapes=platform.shapes_for(limits))

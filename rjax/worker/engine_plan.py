@@ -1,0 +1,84 @@
+"""What an engine is made with: devices, dtypes, kernels, limits and step shapes."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from rjax.batch.page_groups import page_groups
+from rjax.batch.step_limits import StepLimits
+from rjax.config import EngineConfig
+from rjax.models import ModelConfig
+from rjax.worker.backend import Backend
+from rjax.worker.step_shape import ShapeTable
+from rjax.worker.step_sizing import shape_table
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlatform:
+    """The part of an `EnginePlan` that is known before the weights are loaded.
+
+    Attributes:
+        config: the engine's options.
+        model: its model, placed on the devices.
+        max_model_len: tokens of the longest sequence.
+        mesh: its devices.
+        weight_bytes: bytes of the parameters that one device holds.
+        dtype: dtype of the weights.
+        kv_dtype: dtype of the KV pool.
+        backend: its kernels.
+    """
+
+    config: EngineConfig
+    model: ModelConfig
+    max_model_len: int
+    mesh: Mesh
+    weight_bytes: int
+    dtype: jnp.dtype
+    kv_dtype: jnp.dtype
+    backend: Backend
+
+    @property
+    def first_device(self) -> Any:
+        """The first of its devices, which are all alike."""
+        return self.mesh.devices.flat[0]
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the devices are CPUs."""
+        return self.first_device.platform == "cpu"
+
+    @property
+    def description(self) -> str:
+        """Number and kind of the devices."""
+        return f"{self.mesh.size} x {self.first_device.device_kind}"
+
+    def shapes_for(self, limits: StepLimits) -> ShapeTable:
+        """The step shapes under these limits."""
+        return shape_table(
+            self.config,
+            backend=self.backend,
+            max_model_len=self.max_model_len,
+            limits=limits,
+            # Padding costs a CPU more to compute, but less than compiling a size.
+            growth=4 if self.is_cpu else 2,
+            groups=page_groups(
+                self.model.sliding_windows,
+                page_size=self.config.cache.page_size,
+                max_model_len=self.max_model_len,
+            ),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan(EnginePlatform):
+    """All that is chosen for an engine before its worker is made.
+
+    Attributes:
+        limits: limits of a step.
+        shapes: shapes of the compiled steps.
+    """
+
+    limits: StepLimits
+    shapes: ShapeTable
