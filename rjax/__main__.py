@@ -13,13 +13,13 @@ COMMANDS = {
         "rjax.commands.generate", "[--prompt TEXT]", "answer prompts; without any, a demo"
     ),
     "chat": Subcommand(
-        "rjax.chat.__main__", "[MODEL]", "chat in the terminal, with a model or a server (--url)"
+        "rjax.commands.chat", "[MODEL]", "chat in the terminal, with a model or a server (--url)"
     ),
     "serve": Subcommand(
-        "rjax.serve.__main__", "[MODEL]", "serve a model over HTTP with OpenAI's API"
+        "rjax.commands.serve", "[MODEL]", "serve a model over HTTP with OpenAI's API"
     ),
     "bench": Subcommand(
-        "rjax.benchmarks.__main__", "NAME", "measure: serve (any server), throughput, latency"
+        "rjax.commands.bench", "NAME", "measure: serve (any server), throughput, latency"
     ),
     "quantize": Subcommand(
         "rjax.commands.quantize",

@@ -1,37 +1,6 @@
-"""The command ``rjax bench``."""
+"""``python -m rjax.benchmarks`` is the command ``rjax bench``."""
 
-if __name__ == "__main__":  # before all imports, so that Ctrl-C works during them
+if __name__ == "__main__":
     from rjax.cli.process import run_module
 
-    run_module("rjax bench", "rjax.benchmarks.__main__")
-
-import sys
-from collections.abc import Sequence
-
-from rjax.cli.subcommands import Subcommand, command_lines, run_subcommand
-
-COMMANDS = {
-    "serve": Subcommand(
-        "rjax.benchmarks.serve", "--url URL", "latency of a server under load; any OpenAI server"
-    ),
-    "throughput": Subcommand(
-        "rjax.benchmarks.throughput", "[MODEL]", "tokens per second of the engine, without a server"
-    ),
-    "latency": Subcommand(
-        "rjax.benchmarks.latency", "[MODEL]", "time to first token and inter-token latency of it"
-    ),
-}
-
-DESCRIPTION = f"""\
-usage: rjax bench NAME [options]
-
-{command_lines("rjax bench", COMMANDS)}
-
-Prompts share a prefix, whose length you choose. 'rjax bench NAME --help' explains every option.
-"""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark that the arguments begin with; returns its exit status."""
-    given = sys.argv[1:] if argv is None else argv
-    return run_subcommand("rjax bench", COMMANDS, given, DESCRIPTION)
+    run_module("rjax bench", "rjax.commands.bench")

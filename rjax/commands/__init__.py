@@ -1,1 +1,1 @@
-"""The commands ``rjax generate``, ``quantize``, ``models`` and ``info``."""
+"""The commands of ``rjax``; each module has its options and ``main``."""

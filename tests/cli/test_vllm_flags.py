@@ -4,9 +4,8 @@ import argparse
 
 import pytest
 
-from rjax.chat import __main__ as chat
 from rjax.cli.arguments import given_engine_options, token_count
-from rjax.commands import generate, info
+from rjax.commands import chat, generate, info
 from rjax.config import EngineConfig
 from rjax.config.memory_sizes import GIB
 from rjax.errors import InvalidConfigError

@@ -72,6 +72,5 @@ def _module(name: str) -> Any:
     module = importlib.import_module(name)
     if hasattr(module, "main"):
         return module
-    package, _, last = name.rpartition(".")
-    folder = hasattr(module, "__path__")
-    return importlib.import_module(f"{name}.__main__" if folder else f"{package}.commands.{last}")
+    command = name.removeprefix("rjax.").replace("benchmarks", "bench")
+    return importlib.import_module(f"rjax.commands.{command}")

@@ -6,7 +6,6 @@ import dataclasses
 import pytest
 
 from rjax import LLM
-from rjax.chat import __main__ as chat_command
 from rjax.cli.arguments import (
     ENGINE_FLAGS,
     PYTHON_ONLY,
@@ -14,6 +13,7 @@ from rjax.cli.arguments import (
     flag_of,
     given_engine_options,
 )
+from rjax.commands import chat as chat_command
 from rjax.commands import generate
 from rjax.config import GROUPS, EngineConfig
 from rjax.config.option_docs import attribute_docs, engine_option_docs, engine_options

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from rjax.commands.serve import main
 from rjax.errors import InvalidConfigError
-from rjax.serve.__main__ import main
 from rjax.serve.config.addresses import HostAddress, UnixAddress
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.server import Server

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from rjax.chat import __main__ as chat
-from rjax.chat.__main__ import main
 from rjax.chat.backends import LocalBackend, Reasoning, RemoteBackend, ResponseStats
 from rjax.chat.session import Session
 from rjax.chat.spinner import spinning
 from rjax.chat.turns import read_turn
+from rjax.commands import chat
+from rjax.commands.chat import main
 from rjax.errors import InvalidConfigError, InvalidRequestError
 
 from .live_server import OPTIONS, LiveServer, make_engine

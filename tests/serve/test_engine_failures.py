@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from rjax.commands import serve as command
 from rjax.engine import llm_engine
 from rjax.engine.prefix_file import PrefixOrigin, load_prefix_file
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import LIMITS
-from rjax.serve import __main__ as command
 from rjax.serve.loading import served_engine, service_builder, service_loader
 
 from .hostile import SHORT, Stream, ask, get, post, until

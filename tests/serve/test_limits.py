@@ -12,8 +12,8 @@ import pytest
 
 from rjax import serve
 from rjax.benchmarks.stream_client import Address, Arrival, stream_load
+from rjax.commands.serve import main
 from rjax.errors import InvalidConfigError
-from rjax.serve.__main__ import main
 from rjax.serve.config.limits import ServeLimits, limits_table
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.loading.service_builder import make_service

@@ -18,9 +18,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rjax.batch.compile_progress import CompileProgress
+from rjax.commands.serve import main
 from rjax.engine.llm_engine import LLMEngine
 from rjax.errors import InvalidConfigError, OutOfMemoryError
-from rjax.serve.__main__ import main
 from rjax.serve.loading import served_engine
 
 from .hostile import until

@@ -28,8 +28,9 @@ engine_channel
 api
 sampling_params
 rjax
-benchmarks chat commands examples generate quantize serve
+benchmarks chat examples serve
 replicas
+commands generate quantize
 __main__
 """
 SERVE_LAYERS = """

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from rjax.commands.serve import main
 from rjax.errors import InvalidConfigError
 from rjax.extras import install_command
 from rjax.replicas.autoscaling import QueueAndKvPolicy
 from rjax.replicas.fleet import check_gpus
 from rjax.replicas.merged_metrics import merge_expositions
-from rjax.serve.__main__ import main
 from rjax.serve.config.replica_options import ReplicaOptions
 
 
