@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import config_from_dict
 from rjax.models.families import FAMILIES
-from rjax.models.loading.layout import tensor_shape
+from rjax.models.loading.pieces import tensor_shape
 
 _INDEX = "model.safetensors.index.json"
 _ITEM_BYTES = 2

@@ -6,7 +6,7 @@ from rjax.models.families.family import Family
 from rjax.models.families.field_table import NO_WINDOWS, field_table, one_of
 from rjax.models.families.llama import read_dtype, whole_head_dim
 from rjax.models.families.opt import UNUSED_ROTARY_FIELDS, norm_weights
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pieces import Piece, Weights
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

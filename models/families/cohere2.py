@@ -18,7 +18,7 @@ from rjax.models.families.llama import (
 )
 from rjax.models.families.rope_fields import RopeRules
 from rjax.models.families.windows import patterned_windows
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 _NORMS = {"attention_norm": PRE_NORMS["attention_norm"]}
 

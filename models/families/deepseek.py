@@ -24,7 +24,7 @@ from rjax.models.families.latent_fields import (
     rotated_dims,
 )
 from rjax.models.latent_config import LatentConfig
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 _NAMES = ExpertNames(shared="shared_experts")
 _LATENT = LatentConfig(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)

@@ -14,7 +14,7 @@ from rjax.models.families.llama import (
     read_llama_config,
 )
 from rjax.models.families.windows import patterned_windows
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from rjax.models.config import ModelConfig
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pieces import Piece, Weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

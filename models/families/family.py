@@ -7,7 +7,7 @@ from typing import Any
 from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
 from rjax.models.families.field_table import FieldTable
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 _FUSED = ".experts.gate_up_proj"
 

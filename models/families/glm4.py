@@ -14,7 +14,7 @@ from rjax.models.families.llama import (
     read_llama_config,
 )
 from rjax.models.families.rope_fields import RopeRules
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 _NORMS = PRE_NORMS | {
     "attention_post_norm": "post_self_attn_layernorm",

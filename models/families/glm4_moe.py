@@ -17,7 +17,7 @@ from rjax.models.families.family import Family, layers_after_the_last
 from rjax.models.families.field_table import NO_WINDOWS, field_table
 from rjax.models.families.llama import LLAMA_FIELDS, llama_weights, read_llama_config
 from rjax.models.families.rope_fields import RopeRules
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 _NAMES = ExpertNames(shared="shared_experts")
 

@@ -22,7 +22,7 @@ from rjax.models.families.latent_fields import (
     rotated_dims,
 )
 from rjax.models.latent_config import LatentConfig
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 _NAMES = ExpertNames(shared="shared_experts")
 _LATENT = LatentConfig(q_rank=768, kv_rank=512, nope_dim=192, rope_dim=64, value_dim=256)

@@ -25,7 +25,7 @@ from rjax.models.families.llama import (
 )
 from rjax.models.families.rope_fields import RopeRules, parse_rope
 from rjax.models.families.windows import patterned_windows
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pieces import Piece, Weights
 
 _DEFAULT_ROPE = ConfigFields(
     {

@@ -16,7 +16,7 @@ from rjax.models.families.llama import (
     llama_weights,
     read_llama_config,
 )
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pieces import Piece, Weights
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

@@ -13,7 +13,7 @@ from rjax.models.families.llama import (
 )
 from rjax.models.families.rope_fields import RopeRules, read_rope, rope_object, yarn_scale
 from rjax.models.latent_config import LatentConfig
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pieces import Piece, Weights
 
 LATENT_FIELDS = (LLAMA_FIELDS - {"head_dim", "num_key_value_heads"}) | {
     "attention_bias",

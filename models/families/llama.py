@@ -10,7 +10,7 @@ from rjax.models.errors import CheckpointError
 from rjax.models.families.family import Family
 from rjax.models.families.field_table import NO_WINDOWS, Constraint, field_table
 from rjax.models.families.rope_fields import ROPE_FIELDS, RopeRules, read_rope
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pieces import Piece, Weights
 
 ACTIVATION_NAMES = {
     "silu": "silu",

@@ -22,7 +22,7 @@ from rjax.models.families.llama import (
 )
 from rjax.models.families.rope_fields import RopeRules
 from rjax.models.families.windows import uniform_window
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 _NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
 

@@ -19,7 +19,7 @@ from rjax.models.families.llama import (
 )
 from rjax.models.families.rope_fields import OUTER_ROPE_FIELDS, RopeRules, read_layer_ropes
 from rjax.models.families.windows import patterned_windows
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 _THETA = 5e5
 

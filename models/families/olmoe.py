@@ -20,7 +20,7 @@ from rjax.models.families.llama import (
     llama_weights,
     read_llama_config,
 )
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

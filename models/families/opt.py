@@ -5,7 +5,7 @@ from rjax.models.config_fields import MAX_LAYERS, ConfigFields
 from rjax.models.families.family import Family
 from rjax.models.families.field_table import NO_WINDOWS, Constraint, field_table, one_of
 from rjax.models.families.llama import ACTIVATION_NAMES, read_dtype, whole_head_dim
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pieces import Piece, Weights
 
 _POSITION_OFFSET = 2  # the first rows of the position table are for padding
 

@@ -14,7 +14,7 @@ from rjax.models.families.llama import (
 )
 from rjax.models.families.rope_fields import RopeRules
 from rjax.models.families.windows import uniform_window
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pieces import Piece, Weights
 
 _ROPE = RopeRules(
     kinds=("default", "longrope"),

@@ -21,7 +21,7 @@ from rjax.models.families.llama import (
     read_llama_config,
 )
 from rjax.models.families.windows import LAYER_WINDOW_FIELDS, alternating_windows
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

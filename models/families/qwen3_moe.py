@@ -23,7 +23,7 @@ from rjax.models.families.llama import (
     read_llama_config,
 )
 from rjax.models.families.windows import uniform_window
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rjax.models.schemes import WeightScheme
@@ -79,7 +80,7 @@ class WeightFormat(abc.ABC):
         """The arrays of the scheme from the stored tensors, by role; traced.
 
         Each has the outputs first: (outputs, inputs), or (outputs,) where the inputs share all
-        entries, both divided by its block.
+        entries, both divided by its block. The caller converts it to the dtype of its leaf.
         """
 
     def expert_tensors(
@@ -93,11 +94,20 @@ class WeightFormat(abc.ABC):
     def decode_experts(
         self, stored: Mapping[str, jax.Array], target: Target
     ) -> dict[str, jax.Array]:
-        """Decode the tensors of ``expert_tensors``, as ``decode`` does; traced.
+        """Decode the weights of all experts of a layer; traced.
 
-        The arrays have the experts before the outputs.
+        The stored tensors have the experts first, and the arrays have them before the outputs. The
+        default decodes one expert after another.
         """
-        raise NotImplementedError
+
+        def decode_expert(own: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+            # A loop stores bytes, not half bytes.
+            return {
+                name: leaf.astype(jnp.int8) if leaf.dtype == jnp.int4 else leaf
+                for name, leaf in self.decode(own, target).items()
+            }
+
+        return jax.lax.map(decode_expert, stored)
 
     def with_scale_types(self, types: Mapping[str, str]) -> "WeightFormat":
         """The format with scales as the checkpoint has them, given its tensors' types by name."""

@@ -4,7 +4,7 @@ from rjax.models.config import ModelConfig
 from rjax.models.families import FAMILIES
 from rjax.models.formats.checks import check_positive_scale
 from rjax.models.formats.weight_format import FLOATS, StoredTensor
-from rjax.models.loading.linear_modules import module_of
+from rjax.models.loading.pieces import module_of
 
 
 def kv_scale_tensors(config: ModelConfig) -> dict[str, StoredTensor]:

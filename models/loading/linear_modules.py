@@ -6,7 +6,7 @@ from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
 from rjax.models.formats import ON_LOAD, OnLoad, WeightFormat
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pieces import Piece, Weights, module_of
 from rjax.models.schemes import UNQUANTISED, WeightScheme
 
 _WEIGHT = ".weight"
@@ -24,11 +24,6 @@ _LINEAR_PARTS = (
 )
 
 _EXPERT_INPUTS = {"hidden size": "D", "width of an expert": "I"}  # axis letters
-
-
-def module_of(piece: Piece) -> str:
-    """The module of a weight: "model.layers.0.mlp.up_proj"."""
-    return piece.tensor.removesuffix(_WEIGHT)
 
 
 def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig:

@@ -10,8 +10,7 @@ import numpy as np
 from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.formats.weight_format import StoredTensor
-from rjax.models.loading.layout import tensor_shape
-from rjax.models.loading.piece import Weights
+from rjax.models.loading.pieces import Weights, tensor_shape
 from rjax.models.loading.safetensors_header import TensorEntry
 
 _HEAD = "lm_head.weight"

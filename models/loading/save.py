@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
 from rjax.models.families import FAMILIES
-from rjax.models.loading.layout import split_parameter, tensor_shape
+from rjax.models.loading.pieces import split_parameter, tensor_shape
 from rjax.models.loading.shards import ShardWriter
 
 

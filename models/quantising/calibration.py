@@ -17,7 +17,7 @@ from rjax.models.decoder import DecoderLayer
 from rjax.models.dense import DenseAttention
 from rjax.models.families import FAMILIES
 from rjax.models.layers.linear import Linear
-from rjax.models.loading.layout import piece_shape, view
+from rjax.models.loading.pieces import piece_shape, view
 from rjax.models.operations import Residual
 from rjax.models.quantising.projections import LINEARS
 from rjax.models.rope import RopeConfig, rotary_tables

@@ -4,8 +4,7 @@ import dataclasses
 
 from rjax.models.config import ModelConfig
 from rjax.models.families import FAMILIES
-from rjax.models.loading.layout import piece_shape
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pieces import Piece, Weights, piece_shape
 
 LINEARS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 """The projections of a decoder layer, in the order in which they are applied."""

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
-from rjax.models.loading.layout import tensor_shape
-from rjax.models.loading.piece import Piece
+from rjax.models.loading.pieces import Piece, tensor_shape
 from rjax.models.quantising.projections import linear_pieces
 
 QuantisingScheme = Literal["fp8", "int8", "int4", "awq"]

@@ -102,7 +102,13 @@ class Scaled(WeightScheme):
         """The weight, computed in float32 and rounded once."""
         weight = leaves["weight"]
         value = natural(weight) if self.is_interleaved(weight.shape) else weight
-        return self.widened({**leaves, "weight": value}).astype(dtype).reshape(-1, depth).T
+        return self.dequantise_plain({**leaves, "weight": value}, depth, dtype)
+
+    def dequantise_plain(
+        self, leaves: Mapping[str, Array], depth: int, dtype: DTypeLike
+    ) -> Float[Array, "E X"]:
+        """See the base class."""
+        return self.widened(leaves).astype(dtype).reshape(-1, depth).T
 
     def widened(self, leaves: Mapping[str, Array]) -> Float[Array, "..."]:
         """The weight in float32, with its axes, of leaves in plain order."""

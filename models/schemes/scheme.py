@@ -71,3 +71,9 @@ class WeightScheme(abc.ABC):
 
         The leaves may be those of one device of a mesh.
         """
+
+    def dequantise_plain(
+        self, leaves: Mapping[str, Array], depth: int, dtype: DTypeLike
+    ) -> Float[Array, "E X"]:
+        """The same of leaves in plain order, before ``arrange``."""
+        return self.dequantise(self.arrange(leaves), depth, dtype)

@@ -14,7 +14,7 @@ from rjax.batch.step_worker import PoolSize
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.errors import OutOfMemoryError
 from rjax.models import config_from_dict
-from rjax.models.formats.on_load import ON_LOAD
+from rjax.models.formats.plain import ON_LOAD
 from rjax.models.loading.linear_modules import with_quantization
 from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.sampling import SamplingParams

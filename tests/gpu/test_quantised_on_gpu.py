@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from rjax import LLM, SamplingParams
 from rjax.models import Decoder, config_from_dict
 from rjax.models.families import FAMILIES
-from rjax.models.loading.layout import tensor_shape
+from rjax.models.loading.pieces import tensor_shape
 from tests.models.quantised_files import write_quantised
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from rjax import models
 from rjax.models.families import FAMILIES
 from rjax.models.loading.checkpoint_folder import read_tensors
-from rjax.models.loading.layout import tensor_shape
+from rjax.models.loading.pieces import tensor_shape
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

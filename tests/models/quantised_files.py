@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from rjax import models
 from rjax.models.families import FAMILIES
-from rjax.models.loading.layout import tensor_shape
+from rjax.models.loading.pieces import tensor_shape
 
 Tensors = dict[str, np.ndarray]
 Encoder = Callable[[str, tuple[int, int], np.random.Generator], tuple[Tensors, np.ndarray]]

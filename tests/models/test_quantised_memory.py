@@ -10,8 +10,7 @@ from quantised_files import FORMATS
 from rjax import models
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models.families import FAMILIES
-from rjax.models.loading.layout import tensor_shape
-from rjax.models.loading.linear_modules import module_of
+from rjax.models.loading.pieces import module_of, tensor_shape
 
 _BYTES = {"I32": 4, "I8": 1, "F8_E4M3": 1, "F32": 2}  # files have 16-bit scales
 

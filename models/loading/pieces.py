@@ -1,7 +1,8 @@
-"""Conversion between checkpoint tensors and parameters."""
+"""Pieces: how the parameters of a model are cut into the tensors of its checkpoint."""
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,44 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from rjax.models.config import ModelConfig
-from rjax.models.loading.piece import Piece
-from rjax.models.sharding import copies_mesh, parameter_sharding
+from rjax.models.sharding import TENSOR_AXIS, copies_mesh, parameter_sharding
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """A checkpoint tensor, or a range of its rows, that fills a part of one parameter.
+
+    Attributes:
+        tensor: name in the checkpoint.
+        pattern: axis letters of the tensor, with merged axes in brackets, such as "(K A H) D". The
+            parameter has the same letters in its own order.
+        a: number of entries of the fused axis A that the piece fills; pieces fill it in order.
+        first_row: start of the piece in the first axis of the tensor.
+        rows: size of the tensor's first axis; None if the piece is the whole tensor.
+        of_expert: the piece fills one entry of axis J, the parameter's first, which the pattern
+            lacks. Pieces fill the entries in order, all pieces of an entry after each other.
+        offset: added to the values, in the parameter's dtype.
+        copies: number of copies of each entry of axis K, next to each other in the parameter; the
+            tensor has one.
+    """
+
+    tensor: str
+    pattern: str
+    a: int = 1
+    first_row: int = 0
+    rows: int | None = None
+    of_expert: bool = False
+    offset: float = 0.0
+    copies: int = 1
+
+
+# Parameter path, such as "layers.0.attention.qkv", to its pieces.
+Weights = dict[str, tuple[Piece, ...]]
+
+
+def module_of(piece: Piece) -> str:
+    """The module of a weight: "model.layers.0.mlp.up_proj"."""
+    return piece.tensor.removesuffix(".weight")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,24 +113,30 @@ def tensor_shape(piece: Piece, config: ModelConfig) -> tuple[int, ...]:
     return shape if piece.rows is None else (piece.rows, *shape[1:])
 
 
-def view(piece: Piece, letters: str, config: ModelConfig) -> View:
+def view(
+    piece: Piece, letters: str, config: ModelConfig, blocks: Sequence[tuple[str, int]] = ()
+) -> View:
     """Sizes of the unmerged axes, and the permutation to the parameter's axes ``letters``.
 
     Pieces of single experts are stacked before.
+
+    Args:
+        piece: the piece; axes that the parameter lacks are left out.
+        letters: axis letters of the parameter.
+        config: gives each letter its size.
+        blocks: (letter, size) of each axis along which neighbouring entries share one.
     """
-    sizes = piece_sizes(piece, config)
-    flat = [letter for group in groups(piece) for letter in group]
+    sizes, shared, kept = piece_sizes(piece, config), dict(blocks), letters.split()
+    flat = [letter for group in groups(piece) for letter in group if letter in kept]
     if piece.of_expert:
         flat = ["J", *flat]
-    order = tuple(flat.index(letter) for letter in letters.split())
-    return View(tuple(sizes[letter] for letter in flat), order, copied_axis(piece, letters))
-
-
-def copied_axis(piece: Piece, letters: str) -> tuple[int, int] | None:
-    """(axis K of the parameter, copies), if the piece is copied along it."""
-    if piece.copies == 1 or "K" not in letters.split():
-        return None
-    return letters.split().index("K"), piece.copies
+    shape = tuple(sizes[letter] // shared.get(letter, 1) for letter in flat)
+    copied = piece.copies > 1 and "K" in kept
+    return View(
+        shape,
+        tuple(flat.index(letter) for letter in kept),
+        (kept.index("K"), piece.copies) if copied else None,
+    )
 
 
 def read_shape(piece: Piece, config: ModelConfig) -> tuple[int, ...]:
@@ -104,9 +147,7 @@ def read_shape(piece: Piece, config: ModelConfig) -> tuple[int, ...]:
     return rows, *(sizes[letter] for group in others for letter in group)
 
 
-def piece_sharding(
-    piece: Piece, config: ModelConfig, mesh: Mesh, *, expert_parallel: bool = False
-) -> NamedSharding:
+def piece_sharding(piece: Piece, config: ModelConfig, mesh: Mesh) -> NamedSharding:
     """A sharding of `read_shape` that matches the parameter's, so each device gets only its shard.
 
     The first axis is sharded if its first letter is, not counting an A of one entry. The copies of
@@ -119,7 +160,24 @@ def piece_sharding(
     shape = tuple(sizes[letter] for letter in letters)
     if piece.copies > 1:
         mesh = copies_mesh(mesh, piece.copies)
-    return parameter_sharding(" ".join(letters), shape, mesh, expert_parallel=expert_parallel)
+    return parameter_sharding(" ".join(letters), shape, mesh)
+
+
+def experts_of_devices(
+    pieces: tuple[Piece, ...], config: ModelConfig, mesh: Mesh
+) -> list[tuple[Piece, ...]]:
+    """Pieces of single experts, those together that the devices hold in the same place.
+
+    Device d of n holds experts d * J / n and following. A group has one piece of each device, in
+    the order of the devices; the groups are in the order of a device's experts.
+    """
+    J, devices = config.axis_sizes["J"], mesh.shape[TENSOR_AXIS]
+    each, local = len(pieces) // J, J // devices
+    return [
+        tuple(pieces[(device * local + expert) * each + i] for device in range(devices))
+        for expert in range(local)
+        for i in range(each)
+    ]
 
 
 def split_parameter(

@@ -1,10 +1,11 @@
-"""Quantising unquantised checkpoints while they are loaded."""
+"""Weights that a checkpoint stores as floats, each in one tensor."""
 
 import dataclasses
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import MXFP4, UNQUANTISED, Scaled, WeightScheme
@@ -19,8 +20,38 @@ ON_LOAD: Mapping[str, Scaled] = {
 """The schemes by the name that a user gives; "mxfp4" is for experts only."""
 
 
+class FloatWeights(WeightFormat):
+    """Each row of a weight can be read and decoded alone."""
+
+    def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
+        """The weight."""
+        return {"weight": StoredTensor(f"{module}.weight", (shape,), FLOATS, ("outputs", "inputs"))}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class OnLoad(WeightFormat):
+class Plain(FloatWeights):
+    """A parameter with the axes of its tensor, of any rank.
+
+    Attributes:
+        dtype: dtype of the parameter.
+        offset: added to the values, in this dtype.
+    """
+
+    dtype: np.dtype
+    offset: float = 0.0
+
+    def scheme(self, module: str) -> WeightScheme:
+        """Nothing is quantised."""
+        return UNQUANTISED
+
+    def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
+        """The values in the parameter's dtype."""
+        weight = stored["weight"].astype(self.dtype)
+        return {"weight": weight + self.offset if self.offset else weight}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OnLoad(FloatWeights):
     """An unquantised weight, rounded to nearest.
 
     The output projection is not quantised, nor are those outside of experts in mxfp4.
@@ -40,12 +71,8 @@ class OnLoad(WeightFormat):
         """The target scheme for all projections but the output projection."""
         return UNQUANTISED if module == "lm_head" else self.target
 
-    def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
-        """The weight."""
-        return {"weight": StoredTensor(f"{module}.weight", (shape,), FLOATS, ("outputs", "inputs"))}
-
     def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
         """The weight, quantised in the blocks in which the scales are stored."""
         assert isinstance(target.scheme, Scaled)
-        weight = stored["weight"].astype(jnp.float32)
+        weight = stored["weight"].reshape(target.shape).astype(jnp.float32)
         return quantise(weight, target.scheme, target.blocks["weight_scale"])
