@@ -41,7 +41,7 @@ from rjax.benchmarks.records import record
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, init_model
 from rjax.models.formats import ON_LOAD
-from rjax.models.loading.linear_modules import with_quantization
+from rjax.models.loading.config import with_quantization
 from rjax.models.sharding import single_device_mesh
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend

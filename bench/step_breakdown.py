@@ -10,7 +10,7 @@ from bench.step_roofline import DecodeCase, stages
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import config_from_dict
 from rjax.models.formats import ON_LOAD
-from rjax.models.loading.linear_modules import with_quantization
+from rjax.models.loading.config import with_quantization
 
 COLUMNS: dict[str, str] = {
     "model": "model shapes",

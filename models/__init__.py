@@ -12,12 +12,15 @@ from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
-from rjax.models.loading.config_file import config_from_dict, config_from_folder
+from rjax.models.loading.config import (
+    config_from_dict,
+    config_from_folder,
+    with_dequantised_weights,
+)
 from rjax.models.loading.hub import resolve_folder
-from rjax.models.loading.linear_modules import with_dequantised_weights
 from rjax.models.loading.load import LoadedModel, init_model, load_model
 from rjax.models.loading.save import save_model
-from rjax.models.loading.weights_digest import weights_digest
+from rjax.models.loading.tensors import weights_digest
 from rjax.models.operations import (
     Activation,
     HeadNorms,

@@ -44,7 +44,7 @@ from bench.tables.words import Pool
 from rjax.models import BUNDLED_MODEL
 from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
-from rjax.models.loading.config_file import config_from_dict
+from rjax.models.loading.config import config_from_dict
 from rjax.models.loading.load import load_model
 from rjax.models.loading.save import save_model
 

@@ -1,6 +1,7 @@
 """The program that makes parameters of the tensors of a checkpoint."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +11,15 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rjax.models.formats.weight_format import Target, WeightFormat
-from rjax.models.loading.array_program import ArrayProgram, BlockArrays, Blocks
 from rjax.models.loading.pieces import View
 from rjax.models.schemes import WeightScheme
 from rjax.models.schemes.grouped import arrange_grouped
 from rjax.models.sharding import TENSOR_AXIS
+
+type Blocks = tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
+"""Shape, dtype and sharding of the blocks of each tensor."""
+
+type BlockArrays = tuple[tuple[jax.Array, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,11 +80,20 @@ class Dequantised:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Assembly(ArrayProgram):
+class Result:
+    """An array that a program makes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: NamedSharding
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Assembly:
     """Makes the arrays of a scheme, or the dequantised weight, of stored tensors.
 
     Tensors are decoded, unmerged, transposed and concatenated along the fused axis. Parameters with
-    equal assemblies, such as those of different layers, share a program.
+    equal assemblies, such as those of different layers, are compiled once.
 
     Attributes:
         format: weight format of the stored tensors.
@@ -109,13 +123,43 @@ class Assembly(ArrayProgram):
 
     @property
     def shardings(self) -> tuple[NamedSharding, ...]:
-        """See the base class."""
+        """Shardings of the parameters, in order."""
         if self.dequantised is not None:
             return (self.dequantised.sharding,)
         return tuple(leaf.sharding for leaf in self.leaves)
 
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """Shape, dtype and sharding of each parameter, in order."""
+        found = jax.eval_shape(self.trace, self.blocks)
+        return tuple(
+            Result(array.shape, np.dtype(array.dtype), sharding)
+            for array, sharding in zip(found, self.shardings, strict=True)
+        )
+
+    def compile(self, memory: tuple[jax.Array, ...] = ()) -> None:
+        """Compile the program, so that calls with such ``memory`` find it."""
+        abstract = tuple(
+            jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+            for array in memory
+        )
+        _run.lower(self.blocks, abstract, self).compile()
+
+    def __call__(
+        self, arrays: Sequence[jax.Array], memory: tuple[jax.Array, ...] = ()
+    ) -> tuple[jax.Array, ...]:
+        """The parameters from the arrays of all blocks in order, dispatched asynchronously.
+
+        Args:
+            arrays: the device arrays of the blocks, in order.
+            memory: device memory from `reserve`, which the results take; empty for new memory.
+        """
+        remaining = iter(arrays)
+        tensors = [tuple(itertools.islice(remaining, len(blocks))) for blocks in self.blocks]
+        return _run(tuple(tensors), memory, self)
+
     def trace(self, tensors: BlockArrays) -> tuple[jax.Array, ...]:
-        """See the base class; the leaves in order, or the weight."""
+        """The leaves in order, or the weight, from the blocks of each tensor; traced."""
         if not self.parallel:
             made = self._made(list(map(_join_blocks, tensors, self.tensor_shardings)))
             return tuple(map(jax.lax.with_sharding_constraint, made, self.shardings))
@@ -191,3 +235,28 @@ def _join_blocks(blocks: tuple[jax.Array, ...], sharding: NamedSharding) -> jax.
         return blocks[0]
     joined = jnp.concatenate(blocks, 1)
     return jax.lax.with_sharding_constraint(joined.reshape(-1, *joined.shape[2:]), sharding)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("program",), donate_argnames=("memory",), keep_unused=True
+)
+def _run(
+    tensors: BlockArrays, memory: tuple[jax.Array, ...], program: Assembly
+) -> tuple[jax.Array, ...]:
+    del memory
+    return program.trace(tensors)
+
+
+def reserve(programs: Sequence[Assembly]) -> list[tuple[jax.Array, ...]]:
+    """Device memory for the results of each program: arrays that its call donates."""
+    of_program = {program: program.results for program in programs}
+    flat = iter(_zeros(tuple(itertools.chain(*(of_program[program] for program in programs)))))
+    return [tuple(itertools.islice(flat, len(of_program[program]))) for program in programs]
+
+
+@functools.partial(jax.jit, static_argnames=("results",))
+def _zeros(results: tuple[Result, ...]) -> tuple[jax.Array, ...]:
+    return tuple(
+        jax.lax.with_sharding_constraint(jnp.zeros(result.shape, result.dtype), result.sharding)
+        for result in results
+    )

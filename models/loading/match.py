@@ -9,9 +9,11 @@ import numpy as np
 
 from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
-from rjax.models.formats.weight_format import StoredTensor
-from rjax.models.loading.pieces import Weights, tensor_shape
-from rjax.models.loading.safetensors_header import TensorEntry
+from rjax.models.families import FAMILIES
+from rjax.models.formats.checks import check_positive_scale
+from rjax.models.formats.weight_format import FLOATS, StoredTensor
+from rjax.models.loading.pieces import Weights, module_of, tensor_shape
+from rjax.models.loading.tensors import TensorEntry
 
 _HEAD = "lm_head.weight"
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
@@ -136,3 +138,23 @@ def _listed(names: Iterable[str]) -> str:
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     plural = "tensors" if len(names) > 1 else "the tensor"
     return f"{plural} {', '.join(names[:_MAX_NAMES])}"[:600] + more
+
+
+def kv_scale_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
+    """The stored tensor of each scale by parameter path ("layers.0.attention.k_scale").
+
+    Each holds one number, in the shape [1] or []. The result is empty for a checkpoint without
+    scales of KV.
+    """
+    if not config.kv_scales:
+        return {}
+    weights = FAMILIES[config.architecture].weights(config)
+    tensors = {}
+    for layer in range(config.num_layers):
+        path = f"layers.{layer}.attention"
+        attention = module_of(weights[f"{path}.output.weight"][0]).rpartition(".")[0]
+        for name in ("k_scale", "v_scale"):
+            tensors[f"{path}.{name}"] = StoredTensor(
+                f"{attention}.{name}", ((1,), ()), FLOATS, check=check_positive_scale
+            )
+    return tensors

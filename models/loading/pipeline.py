@@ -9,7 +9,7 @@ from types import TracebackType
 
 import jax
 
-from rjax.models.loading.array_program import ArrayProgram, reserve
+from rjax.models.loading.assembly import Assembly, reserve
 from rjax.models.loading.blocks import Block
 
 _READ_THREADS = 8
@@ -29,7 +29,7 @@ class ParameterPlan:
     """
 
     blocks: tuple[Block, ...]
-    assembly: ArrayProgram | None = None
+    assembly: Assembly | None = None
 
     @property
     def size(self) -> int:

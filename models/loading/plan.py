@@ -31,7 +31,7 @@ from rjax.models.loading.pieces import (
     view,
 )
 from rjax.models.loading.pipeline import ParameterPlan
-from rjax.models.loading.safetensors_header import TensorEntry
+from rjax.models.loading.tensors import TensorEntry
 from rjax.models.schemes import UNQUANTISED, Leaf, WeightScheme
 from rjax.models.schemes.grouped import plain_leaves
 from rjax.models.sharding import TENSOR_AXIS

@@ -15,10 +15,10 @@ from tqdm import tqdm
 from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
-from rjax.models.loading.checkpoint_folder import read_tensors
-from rjax.models.loading.config_file import config_from_folder, read_json
+from rjax.models.loading.config import config_from_folder, read_json
 from rjax.models.loading.match import Expected, match
-from rjax.models.loading.shards import ShardWriter
+from rjax.models.loading.save import ShardWriter
+from rjax.models.loading.tensors import read_tensors
 from rjax.models.quantising.awq import scale_inputs, squared_outputs
 from rjax.models.quantising.calibration import Calibration, InputStatistics
 from rjax.models.quantising.projections import SharedInput, shared_inputs, unquantised_modules

@@ -8,7 +8,7 @@ from rjax import LLM, SamplingParams
 from rjax import __main__ as command
 from rjax.commands import quantize
 from rjax.models import BUNDLED_MODEL, config_from_folder, init_model, load_model, save_model
-from rjax.models.loading.config_file import config_from_dict
+from rjax.models.loading.config import config_from_dict
 from rjax.models.quantising import GROUP_SIZES, SCHEMES
 from rjax.models.tables.demo import demo_questions, demo_system_prompt
 from tests.bundled import BUNDLED_SIZES

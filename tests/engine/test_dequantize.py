@@ -8,7 +8,7 @@ from rjax.build.plan_engine import choose_weights, dequantised_is_faster
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, with_dequantised_weights
-from rjax.models.loading.linear_modules import with_quantization
+from rjax.models.loading.config import with_quantization
 from rjax.sampling import SamplingParams
 from tests.models.quantised_files import write_quantised
 

@@ -9,7 +9,7 @@ from rjax.benchmarks.model_shapes import SHAPES
 from rjax.build.summary import gpu_kernels
 from rjax.models import ModelConfig, config_from_dict
 from rjax.models.formats import ON_LOAD, OnLoad
-from rjax.models.loading.linear_modules import with_quantization
+from rjax.models.loading.config import with_quantization
 from rjax.models.schemes import Scaled
 from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
 from rjax.worker.backend import Backend, choose_backend

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rjax.models import DenseAttention, load_model
-from rjax.models.loading.checkpoint_folder import read_tensors
+from rjax.models.loading.tensors import read_tensors
 from rjax.pallas_kernels.rope_and_cache.base import rotate, split_qkv
 from rjax.sampling import SamplingParams
 

@@ -107,8 +107,8 @@ import jax
 import jax.numpy as jnp
 
 from rjax.models import Decoder, config_from_folder
-from rjax.models.loading.host_buffers import ReusedBuffers
-from rjax.models.loading.weights import load_weights
+from rjax.models.loading.blocks import ReusedBuffers
+from rjax.models.loading.load import load_weights
 from rjax.models.sharding import single_device_mesh
 
 class FewAhead(ReusedBuffers):

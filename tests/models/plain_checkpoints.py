@@ -8,8 +8,8 @@ from safetensors.numpy import save_file
 
 from rjax import models
 from rjax.models.families import FAMILIES
-from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.pieces import tensor_shape
+from rjax.models.loading.tensors import read_tensors
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -17,12 +17,11 @@ from safetensors.numpy import load_file, save_file
 
 from rjax import models
 from rjax.models.decoder import Decoder
-from rjax.models.loading import array_program, pipeline
-from rjax.models.loading.blocks import Block, split_rows
-from rjax.models.loading.host_buffers import AdoptedBuffers, ReusedBuffers
+from rjax.models.loading import assembly, pipeline
+from rjax.models.loading.blocks import AdoptedBuffers, Block, ReusedBuffers, split_rows
+from rjax.models.loading.load import load_weights
 from rjax.models.loading.pipeline import ParameterPlan, Pipeline
-from rjax.models.loading.safetensors_header import TensorEntry, read_header
-from rjax.models.loading.weights import load_weights
+from rjax.models.loading.tensors import TensorEntry, read_header
 from rjax.models.sharding import single_device_mesh
 
 CONFIG = {
@@ -135,12 +134,12 @@ def test_blocks_have_each_row_once(tmp_path, block_bytes, first, rows):
 
 
 def test_a_program_for_each_distinct_case_alone(folder):
-    array_program._run.clear_cache()
+    assembly._run.clear_cache()
     load(folder)
     # qkv and its bias, output, up, down: the same in every layer. The rest needs none.
-    assert array_program._run._cache_size() == 5
+    assert assembly._run._cache_size() == 5
     load(folder)
-    assert array_program._run._cache_size() == 5
+    assert assembly._run._cache_size() == 5
 
 
 # Memory.
@@ -150,7 +149,7 @@ def test_assembled_parameters_take_memory_that_was_reserved(folder, monkeypatch)
     reserved = set()
 
     def reserve(programs):
-        found = array_program.reserve(programs)
+        found = assembly.reserve(programs)
         reserved.update(array.unsafe_buffer_pointer() for arrays in found for array in arrays)
         return found
 

@@ -22,9 +22,9 @@ from flax import nnx
 from rjax import models
 from rjax.models.decoder import Decoder
 from rjax.models.layers.parameter import bits
-from rjax.models.loading.checkpoint_folder import read_tensors
-from rjax.models.loading.host_buffers import ReusedBuffers
-from rjax.models.loading.weights import load_weights
+from rjax.models.loading.tensors import read_tensors
+from rjax.models.loading.blocks import ReusedBuffers
+from rjax.models.loading.load import load_weights
 from rjax.models.placement import bytes_of_device, copy_kv_heads, place
 
 class Recorded(ReusedBuffers):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from rjax.models.errors import CheckpointError
-from rjax.models.loading.safetensors_header import read_header
+from rjax.models.loading.tensors import read_header
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 

@@ -10,7 +10,7 @@ from flax import nnx
 from forward import logits_of
 
 from rjax import models
-from rjax.models.loading.shards import ShardWriter
+from rjax.models.loading.save import ShardWriter
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

@@ -51,8 +51,8 @@ from flax import nnx
 from safetensors.numpy import load_file
 from rjax import models
 from rjax.models.decoder import Decoder
-from rjax.models.loading.host_buffers import ReusedBuffers
-from rjax.models.loading.weights import load_weights
+from rjax.models.loading.blocks import ReusedBuffers
+from rjax.models.loading.load import load_weights
 
 assert jax.device_count() == 4
 

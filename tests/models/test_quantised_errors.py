@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from test_quantised_loading import LLAMA
 
 from rjax import models
-from rjax.models.loading.checkpoint_folder import read_tensors
+from rjax.models.loading.tensors import read_tensors
 
 UP = "model.layers.0.mlp.up_proj"
 ATTENTION = "model.layers.0.self_attn"

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from rjax import models
 from rjax.models.families import FAMILIES
-from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.pieces import split_parameter
+from rjax.models.loading.tensors import read_tensors
 
 FOLDER = Path(__file__).parents[1] / "golden" / "quantised"
 REFUSED = {"gptq-desc-act": r"g_idx orders the inputs by activation \(desc_act"}

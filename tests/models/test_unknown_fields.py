@@ -8,7 +8,7 @@ import pytest
 from field_cases import ARCHITECTURES, BASES, LAYER_ROPES, LLAMA, of
 
 from rjax import models
-from rjax.models.loading.config_file import unknown_fields
+from rjax.models.loading.config import unknown_fields
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CONFIGS = sorted(GOLDEN.rglob("config.json"))
