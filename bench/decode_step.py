@@ -50,8 +50,8 @@ from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import record
 from rjax.config import PAGE_SIZES
 from rjax.models import ModelConfig, config_from_dict, init_model
-from rjax.models.formats import ON_LOAD
 from rjax.models.loading.config import with_quantization
+from rjax.models.schemes import ON_LOAD
 from rjax.models.sharding import TENSOR_AXIS, parameter_sharding
 from rjax.pallas_kernels.attention.plan.host import (
     Sharing,

@@ -40,8 +40,8 @@ from rjax.benchmarks.options import whole, wholes
 from rjax.benchmarks.records import record
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, init_model
-from rjax.models.formats import ON_LOAD
 from rjax.models.loading.config import with_quantization
+from rjax.models.schemes import ON_LOAD
 from rjax.models.sharding import single_device_mesh
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend

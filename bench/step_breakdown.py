@@ -9,8 +9,8 @@ from bench.ceilings import Ceilings
 from bench.step_roofline import DecodeCase, stages
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import config_from_dict
-from rjax.models.formats import ON_LOAD
 from rjax.models.loading.config import with_quantization
+from rjax.models.schemes import ON_LOAD
 
 COLUMNS: dict[str, str] = {
     "model": "model shapes",

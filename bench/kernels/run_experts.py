@@ -30,9 +30,8 @@ from bench.kernels.result_file import ResultFile
 from bench.kernels.run_table import reason
 from bench.kernels.timing import burst_seconds
 from rjax.models import Activation
-from rjax.models.formats import ON_LOAD
 from rjax.models.layers.parameter import array_bytes
-from rjax.models.schemes import Scaled
+from rjax.models.schemes import ON_LOAD, Scaled
 from rjax.models.schemes.grouped import dequantise_expert, grouped_leaves
 from rjax.pallas_kernels.grouped_gemm import mosaic, xla
 from rjax.pallas_kernels.grouped_gemm.config import choose_tile_rows

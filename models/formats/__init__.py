@@ -1,6 +1,6 @@
 """Weight formats: how checkpoints store quantised weights."""
 
-from rjax.models.formats.plain import ON_LOAD, FloatWeights, OnLoad, Plain
+from rjax.models.formats.plain import FloatWeights, OnLoad, Plain
 from rjax.models.formats.registry import (
     format_names,
     read_format,
@@ -10,7 +10,6 @@ from rjax.models.formats.registry import (
 from rjax.models.formats.weight_format import StoredTensor, WeightFormat
 
 __all__ = [
-    "ON_LOAD",
     "FloatWeights",
     "OnLoad",
     "Plain",

@@ -16,7 +16,7 @@ from rjax.models.formats.packing import unpack
 from rjax.models.formats.scale_types import widest_scale_type
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
-from rjax.models.schemes.scaled import ScaleDType
+from rjax.models.schemes.values import ScaleDType
 
 # The place of column j of 8 in its word; AutoAWQ packs the columns 0, 2, 4, 6, 1, 3, 5, 7.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -17,7 +17,7 @@ from rjax.models.formats.packing import unpack
 from rjax.models.formats.scale_types import widest_scale_type
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
-from rjax.models.schemes.scaled import VALUE_DTYPES, ScaledDType, ScaleDType
+from rjax.models.schemes.values import ScaleDType
 
 type Strategy = Literal["tensor", "channel", "group", "block"]
 
@@ -38,7 +38,7 @@ class Group:
     """
 
     targets: tuple[str, ...]
-    values: ScaledDType
+    values: str
     packed: bool
     strategy: Strategy
     block: tuple[int, int | None]
@@ -143,7 +143,7 @@ class CompressedTensors(WeightFormat):
             values = unpack(values, bits, 1)[:, :inputs] - half
             if zeros is not None:
                 zeros = unpack(zeros, bits, 0)[:outputs] - half
-        leaves = {"weight": values.astype(VALUE_DTYPES[scheme.values])}
+        leaves = {"weight": values.astype(scheme.type.dtype)}
         return leaves | block_leaves(stored["scale"], zeros, target)
 
     def with_scale_types(self, types: Mapping[str, str]) -> "CompressedTensors":

@@ -7,7 +7,6 @@ from rjax.models.errors import CheckpointError
 from rjax.models.formats.compressed_tensors import CompressedTensors, Group
 from rjax.models.formats.fp8 import checked_block
 from rjax.models.formats.module_names import checked_entries
-from rjax.models.schemes.scaled import ScaledDType
 
 _WHERE = "config.json: quantization_config"
 COMPRESSED_TENSORS_FIELDS = frozenset(
@@ -26,7 +25,7 @@ _WEIGHT_FIELDS = {
     *("dynamic", "observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
 }
 _FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
-_VALUES: dict[tuple[str, int], ScaledDType] = {
+_VALUES: dict[tuple[str, int], str] = {
     ("float", 8): "fp8",
     ("int", 8): "int8",
     ("int", 4): "int4",

@@ -19,7 +19,7 @@ from rjax.models.formats.packing import unpack
 from rjax.models.formats.scale_types import widest_scale_type
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
-from rjax.models.schemes.scaled import VALUE_DTYPES, ScaleDType
+from rjax.models.schemes.values import ScaleDType
 
 _HEAD = "lm_head"
 GPTQ_FIELDS = frozenset(
@@ -152,7 +152,7 @@ class Gptq(WeightFormat):
             offset = sum(self.zero_offset << shift for shift in range(0, 32, bits))
             zeros = unpack(stored["qzeros"] + jnp.int32(offset), bits, 1).T - half
         values = unpack(stored["qweight"], bits, 0).T - half
-        leaves = {"weight": values.astype(VALUE_DTYPES[scheme.values])}
+        leaves = {"weight": values.astype(scheme.type.dtype)}
         return leaves | block_leaves(stored["scales"].T, zeros, target)
 
     def with_scale_types(self, types: Mapping[str, str]) -> "Gptq":

@@ -10,7 +10,7 @@ import numpy as np
 
 from rjax.models.formats.weight_format import StoredTensor, Target, WeightFormat
 from rjax.models.schemes import MXFP4, UNQUANTISED, WeightScheme
-from rjax.models.schemes.scaled import LARGEST_EXPONENT
+from rjax.models.schemes.mxfp4 import LARGEST_EXPONENT
 
 _BLOCK = 32  # inputs that share a scale
 _EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")

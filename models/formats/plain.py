@@ -8,16 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
-from rjax.models.schemes import MXFP4, UNQUANTISED, Scaled, WeightScheme
-from rjax.models.schemes.rounding import quantise
-
-ON_LOAD: Mapping[str, Scaled] = {
-    "fp8": Scaled("fp8"),
-    "int8": Scaled("int8"),
-    "int4": Scaled("int4", (1, 128), scale_dtype="bfloat16"),
-    "mxfp4": MXFP4,
-}
-"""The schemes by the name that a user gives; "mxfp4" is for experts only."""
+from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 
 
 class FloatWeights(WeightFormat):
@@ -54,7 +45,8 @@ class Plain(FloatWeights):
 class OnLoad(FloatWeights):
     """An unquantised weight, rounded to nearest.
 
-    The output projection is not quantised, nor are those outside of experts in mxfp4.
+    The output projection is not quantised, nor are those outside of experts in a type for experts
+    only.
 
     Attributes:
         target: the scheme.
@@ -65,7 +57,7 @@ class OnLoad(FloatWeights):
     @property
     def experts_only(self) -> bool:
         """Whether only experts are quantised."""
-        return self.target == MXFP4
+        return self.target.type.experts_only
 
     def scheme(self, module: str) -> WeightScheme:
         """The target scheme for all projections but the output projection."""
@@ -75,4 +67,4 @@ class OnLoad(FloatWeights):
         """The weight, quantised in the blocks in which the scales are stored."""
         assert isinstance(target.scheme, Scaled)
         weight = stored["weight"].reshape(target.shape).astype(jnp.float32)
-        return quantise(weight, target.scheme, target.blocks["weight_scale"])
+        return target.scheme.quantise(weight, target.blocks["weight_scale"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rjax.models.schemes.scaled import ScaleDType
+from rjax.models.schemes.values import ScaleDType
 
 _NAMES: Mapping[str, ScaleDType] = {"F16": "float16", "BF16": "bfloat16"}
 

@@ -14,14 +14,13 @@ from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
 from rjax.models.families.family import Family
 from rjax.models.formats import (
-    ON_LOAD,
     OnLoad,
     WeightFormat,
     read_format,
     unknown_quantization_fields,
 )
 from rjax.models.loading.pieces import Piece, Weights, module_of
-from rjax.models.schemes import UNQUANTISED, WeightScheme
+from rjax.models.schemes import ON_LOAD, UNQUANTISED, WeightScheme
 
 _log = logging.getLogger(__name__)
 _MAX_CONFIG_BYTES = 16 << 20

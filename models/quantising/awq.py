@@ -18,7 +18,7 @@ from rjax.models.quantising.calibration import InputStatistics
 from rjax.models.quantising.projections import SharedInput
 from rjax.models.quantising.rounding import round_groups, scale_type
 from rjax.models.quantising.settings import QuantisingSettings
-from rjax.models.schemes.scaled import ScaleDType
+from rjax.models.schemes.values import ScaleDType
 
 _STEPS = 20
 _SMALLEST = 1e-4

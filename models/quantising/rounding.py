@@ -10,8 +10,7 @@ from jaxtyping import Array, Float
 from rjax.models.quantising.settings import QuantisingSettings
 from rjax.models.quantising.weight import QuantisedWeight
 from rjax.models.schemes import Scaled
-from rjax.models.schemes.rounding import quantise, rounded_scale
-from rjax.models.schemes.scaled import ScaleDType
+from rjax.models.schemes.values import ScaleDType, rounded_scale
 
 _RATIOS = np.linspace(1.0, 0.5, 26, dtype=np.float32)
 """Clipping ratios: the largest value that is kept, divided by the largest one of a group."""
@@ -48,7 +47,7 @@ def quantise_weight(
     if settings.group_size is None:
         assert settings.scheme in ("fp8", "int8")
         scheme = Scaled(settings.scheme, scale_dtype=scale_dtype)
-        found = quantise(wide, scheme, (1, wide.shape[1]))
+        found = scheme.quantise(wide, (1, wide.shape[1]))
         return QuantisedWeight(
             np.asarray(found["weight"]), np.asarray(found["weight_scale"])[:, None]
         )

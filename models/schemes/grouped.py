@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from rjax.models.schemes.scaled import Scaled
 from rjax.models.schemes.scheme import Leaf, WeightScheme
-from rjax.pallas_kernels.quantised_gemm.interleaving import INTERLEAVED_BYTES, interleave, natural
+from rjax.pallas_kernels.quantised_gemm.interleaving import interleave, natural
 
 _OF_BLOCKS = ("weight_scale", "weight_zero_point")
 
@@ -77,9 +77,8 @@ def is_interleaved(scheme: WeightScheme, shape: tuple[int, ...]) -> bool:
     """Whether values of a shape, inputs last, are stored interleaved."""
     if not isinstance(scheme, Scaled):
         return False
-    if scheme.values == "fp8":
-        return shape[-1] % INTERLEAVED_BYTES == 0
-    return scheme.is_interleaved(shape)
+    block = scheme.type.interleaved_experts
+    return block is not None and shape[-1] % block == 0
 
 
 def _block_leaves(scheme: WeightScheme) -> tuple[str, ...]:

@@ -3,37 +3,19 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Literal
 
+import jax
 import jax.numpy as jnp
-import ml_dtypes
-import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float
 
 from rjax.models.schemes.scheme import Leaf, WeightScheme
-from rjax.pallas_kernels.quantised_gemm.interleaving import INTERLEAVED, interleave, natural
+from rjax.models.schemes.values import ScaleDType, Values
+from rjax.pallas_kernels.quantised_gemm.interleaving import interleave, natural
 
-ScaledDType = Literal["fp8", "int8", "int4", "mxfp4"]
-ScaleDType = Literal["float32", "bfloat16", "float16", "uint8"]
-
-VALUE_DTYPES: Mapping[ScaledDType, np.dtype] = {
-    "fp8": np.dtype(ml_dtypes.float8_e4m3fn),
-    "int8": np.dtype(np.int8),
-    "int4": np.dtype(ml_dtypes.int4),
-    "mxfp4": np.dtype(ml_dtypes.int4),
-}
-# Scales of random weights, for a standard deviation of 0.02 together with the random values.
-_RANDOM_SCALE: Mapping[ScaledDType, float] = {
-    "fp8": 1.0,
-    "int8": 2.7e-4,
-    "int4": 4.3e-3,
-    "mxfp4": 120.0,
-}
-EXPONENT_BIAS = 127
-"""Exponent bias of a scale of mxfp4: the number e means 2 ** (e - 127)."""
-LARGEST_EXPONENT = 128
-"""The largest exponent of a scale of mxfp4 that kernels take: a scale of 2."""
+_VALUES: dict[str, Values] = {}
+ON_LOAD: dict[str, "Scaled"] = {}
+"""The schemes that unquantised weights can be rounded to, by the name that a user gives."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,13 +23,11 @@ class Scaled(WeightScheme):
     """weight = (value - zero point) * scale.
 
     Values lie with the outputs first and the inputs last ([N, K] row-major, K-major for tensor
-    cores), as in most checkpoints. int4 values are stored interleaved along the last input axis
-    (`interleaving`), if it is a multiple of 32.
+    cores), as in most checkpoints. Values of 4 bits are stored interleaved along the last input
+    axis (`interleaving`), if it is a multiple of 32.
 
     Attributes:
-        values: "fp8" is float8_e4m3fn, "int8" and "int4" are signed. "mxfp4" is float4_e2m1fn with
-            powers of two as scales; the bits of a value are stored as an int4, and the exponent of
-            a scale as uint8 (float8_e8m0fnu).
+        values: name of the type of the values, see `register_values`.
         block: (outputs, inputs) that share a scale: (1, None) is a scale for each channel, (1, 128)
             for each group of 128 inputs, (128, 128) for each square. Blocks that do not divide an
             axis are stored as smaller ones that do.
@@ -55,7 +35,7 @@ class Scaled(WeightScheme):
         scale_dtype: dtype of the scales.
     """
 
-    values: ScaledDType
+    values: str
     block: tuple[int, int | None] = (1, None)
     zero_points: bool = False
     scale_dtype: ScaleDType = "float32"
@@ -65,21 +45,22 @@ class Scaled(WeightScheme):
         """Name for kernels: the type of the values."""
         return self.values
 
+    @property
+    def type(self) -> Values:
+        """The type of the values."""
+        return _VALUES[self.values]
+
     def leaves(self, inputs: str, outputs: str, sizes: Mapping[str, int]) -> Mapping[str, Leaf]:
         """``weight``, ``weight_scale`` and perhaps ``weight_zero_point``."""
         both = f"{outputs} {inputs}"
-        values = Leaf(
-            both,
-            VALUE_DTYPES[self.values],
-            "normal" if self.values == "fp8" else "integers",
-        )
+        values = Leaf(both, self.type.dtype, self.type.random)
         rows, columns = self.block
         blocks = _shared(outputs.split()[-1:], rows, sizes)
         letters = outputs
         if columns is not None:
             letters = both
             blocks += _shared(inputs.split(), columns, sizes)
-        scale = Leaf(letters, jnp.dtype(self.scale_dtype), _RANDOM_SCALE[self.values], blocks)
+        scale = Leaf(letters, jnp.dtype(self.scale_dtype), self.type.random_scale, blocks)
         leaves = {"weight": values, "weight_scale": scale}
         if self.zero_points:
             leaves["weight_zero_point"] = Leaf(letters, jnp.dtype(jnp.int8), "zeros", blocks)
@@ -87,10 +68,11 @@ class Scaled(WeightScheme):
 
     def is_interleaved(self, shape: tuple[int, ...]) -> bool:
         """Whether values of a shape are stored interleaved."""
-        return VALUE_DTYPES[self.values] == jnp.int4 and shape[-1] % INTERLEAVED == 0
+        block = self.type.interleaved
+        return block is not None and shape[-1] % block == 0
 
     def arrange(self, leaves: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The leaves with interleaved int4 values."""
+        """The leaves with interleaved values."""
         weight = leaves["weight"]
         if not self.is_interleaved(weight.shape):
             return leaves
@@ -112,26 +94,39 @@ class Scaled(WeightScheme):
 
     def widened(self, leaves: Mapping[str, Array]) -> Float[Array, "..."]:
         """The weight in float32, with its axes, of leaves in plain order."""
-        value, scale = leaves["weight"], leaves["weight_scale"]
-        shape = value.shape
-        value = _e2m1(value) if self.values == "mxfp4" else value.astype(jnp.float32)
+        shape = leaves["weight"].shape
+        value = self.type.widened(leaves["weight"])
         if self.zero_points:
             value = value - _repeated(leaves["weight_zero_point"], shape)
-        if self.values == "mxfp4":
-            scale = jnp.ldexp(jnp.float32(1), scale.astype(jnp.int32) - EXPONENT_BIAS)
-        return value * _repeated(scale, shape)
+        return value * _repeated(self.type.widened_scale(leaves["weight_scale"]), shape)
+
+    def quantise(self, weight: Float[Array, "X E"], block: tuple[int, int]) -> dict[str, jax.Array]:
+        """The arrays of a scheme without zero points, outputs first, rounded to nearest.
+
+        Args:
+            weight: (outputs, inputs), float32.
+            block: (outputs, inputs) that share a scale; not looked at for channels.
+        """
+        assert not self.zero_points
+        channels = self.block[1] is None
+        block = (1, weight.shape[1]) if channels else block
+        values, scale = self.type.quantise(weight, block, self.scale_dtype)
+        return {"weight": values, "weight_scale": scale[:, 0] if channels else scale}
 
 
-MXFP4 = Scaled("mxfp4", (1, 32), scale_dtype="uint8")
-"""The microscaling format of OCP, as gpt-oss is published; kernels take it for experts."""
+def register_values(values: Values, on_load: Scaled) -> None:
+    """Register a type of values, once, when its module is imported.
 
+    Args:
+        values: the type.
+        on_load: the scheme for the option ``quantization`` with its name.
 
-def _e2m1(bits: Num[Array, "..."]) -> Float[Array, "..."]:
-    """float4_e2m1fn in float32, from its bits as int4: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign."""
-    bits = bits.astype(jnp.int8)
-    size = (bits & 7).astype(jnp.float32)
-    size = jnp.where(size < 4, size / 2, jnp.where(size < 6, size - 2, 2 * size - 8))
-    return jnp.where(bits < 0, -size, size)
+    Raises:
+        ValueError: another type has the name.
+    """
+    if _VALUES.setdefault(values.name, values) is not values:
+        raise ValueError(f"the value type {values.name!r} is registered already")
+    ON_LOAD[values.name] = on_load
 
 
 def _shared(

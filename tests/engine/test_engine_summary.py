@@ -8,9 +8,9 @@ import pytest
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.build.summary import gpu_kernels
 from rjax.models import ModelConfig, config_from_dict
-from rjax.models.formats import ON_LOAD, OnLoad
+from rjax.models.formats import OnLoad
 from rjax.models.loading.config import with_quantization
-from rjax.models.schemes import Scaled
+from rjax.models.schemes import ON_LOAD, Scaled
 from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.kernels.uses import dequantised_projections

@@ -13,8 +13,9 @@ from rjax.benchmarks.model_shapes import SHAPES
 from rjax.build import plan_engine
 from rjax.config import SchedulerSettings
 from rjax.models import config_from_dict
-from rjax.models.formats import ON_LOAD, OnLoad
+from rjax.models.formats import OnLoad
 from rjax.models.loading.config import with_quantization
+from rjax.models.schemes import ON_LOAD
 from rjax.pallas_kernels.attention import xla as attention
 from rjax.pallas_kernels.kernel import Kernel
 from rjax.pallas_kernels.partial import Partial

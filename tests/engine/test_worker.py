@@ -14,8 +14,8 @@ from rjax.batch.step_worker import PoolSize
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.errors import OutOfMemoryError
 from rjax.models import config_from_dict
-from rjax.models.formats.plain import ON_LOAD
 from rjax.models.loading.config import with_quantization
+from rjax.models.schemes import ON_LOAD
 from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.sampling import SamplingParams
 from rjax.worker import memory_sizing

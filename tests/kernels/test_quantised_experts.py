@@ -12,7 +12,6 @@ from test_grouped_gemm import CLAMPED, STAND_INS, SWIGLU, problem
 
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.grouped import arrange_grouped, dequantise_expert, grouped_leaves
-from rjax.models.schemes.rounding import quantise
 from rjax.pallas_kernels.grouped_gemm import mosaic
 from rjax.pallas_kernels.grouped_gemm import xla as plain
 from rjax.pallas_kernels.grouped_gemm.config import choose_config
@@ -46,7 +45,7 @@ def leaves_of(weight, scheme, a, seed=0):
             for block, size in zip(scheme.block, (outputs // a, inputs), strict=True)
         )
         each = [
-            quantise(weight[j].T.astype(jnp.float32), scheme, (int(rows), int(columns)))
+            scheme.quantise(weight[j].T.astype(jnp.float32), (int(rows), int(columns)))
             for j in range(J)
         ]
         own = {name: jnp.stack([one[name] for one in each]) for name in each[0]}

@@ -18,17 +18,15 @@ from quantised_files import FORMATS, write_quantised
 from test_model_experts import GPT_OSS, problem, reference
 
 from rjax import models
-from rjax.models.formats import ON_LOAD
 from rjax.models.operations import Activation
 from rjax.models.quantising import choose_settings, quantise_checkpoint
-from rjax.models.schemes import MXFP4, UNQUANTISED, Scaled
+from rjax.models.schemes import MXFP4, ON_LOAD, UNQUANTISED, Scaled
 from rjax.models.schemes.grouped import (
     arrange_grouped,
     dequantise_expert,
     grouped_leaves,
     is_interleaved,
 )
-from rjax.models.schemes.rounding import quantise
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 
 QWEN2_MOE = {
@@ -271,7 +269,7 @@ def stored(weight, scheme, a):
             own = {"weight": jnp.asarray(signed, jnp.int4), "weight_scale": exponents[0]}
         else:
             rows, columns = scheme.block
-            own = quantise(jnp.asarray(weight[j].T), scheme, (rows, columns or inputs))
+            own = scheme.quantise(jnp.asarray(weight[j].T), (rows, columns or inputs))
             value = np.asarray(own["weight"], np.float32)
             scale = np.asarray(own["weight_scale"], np.float32)
             scale = scale[:, None] if scale.ndim == 1 else scale

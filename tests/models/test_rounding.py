@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, Literal
 
-from rjax.models.formats import ON_LOAD
 from rjax.models.quantising.rounding import round_groups
-from rjax.models.schemes import MXFP4, Scaled
-from rjax.models.schemes.rounding import quantise
+from rjax.models.schemes import MXFP4, ON_LOAD, Scaled
 
 GROUP = 128
 
@@ -51,7 +49,7 @@ def test_values_are_of_the_stored_scales(dtype):
     weight, scheme = random_weight(dtype), Scaled("int4", (1, GROUP), scale_dtype=dtype)
 
     def leaves(weight):
-        found = quantise(weight, scheme, (1, GROUP))
+        found = scheme.quantise(weight, (1, GROUP))
         return found["weight"].astype(jnp.int8), found["weight_scale"]
 
     def groups(weight):
@@ -66,7 +64,7 @@ def test_values_are_of_the_stored_scales(dtype):
 
 def test_small_scales_of_float16_do_not_vanish():
     weight = random_weight("float32", deviation=1e-5)
-    found = quantise(weight, Scaled("int4", (1, GROUP), scale_dtype="float16"), (1, GROUP))
+    found = Scaled("int4", (1, GROUP), scale_dtype="float16").quantise(weight, (1, GROUP))
     assert 0 < found["weight_scale"].min() < jnp.finfo("float16").smallest_normal
     assert abs(found["weight"].astype(jnp.int8)).max() == 7
 
@@ -76,7 +74,7 @@ def test_halves_become_even(compiled):
     weight = random_weight("bfloat16")
 
     def leaves(weight):
-        found = quantise(weight, ON_LOAD["int4"], (1, GROUP))
+        found = ON_LOAD["int4"].quantise(weight, (1, GROUP))
         return found["weight"].astype(jnp.int8), found["weight_scale"]
 
     values, scale = (jax.jit(leaves) if compiled else leaves)(weight)
@@ -94,13 +92,13 @@ def mxfp4_of(weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 def mxfp4_leaves(weight) -> tuple[np.ndarray, np.ndarray]:
     """The bits of the values, 0 to 15, and the scales in float32."""
-    found = jax.jit(lambda weight: quantise(weight, MXFP4, (1, 32)))(jnp.asarray(weight))
+    found = jax.jit(lambda weight: MXFP4.quantise(weight, (1, 32)))(jnp.asarray(weight))
     bits = np.asarray(found["weight"]).astype(np.int8) & 15
     return bits, np.asarray(found["weight_scale"]).view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 
 
 def mxfp4_meaning(weight) -> np.ndarray:
-    leaves = quantise(jnp.asarray(weight), MXFP4, (1, 32))
+    leaves = MXFP4.quantise(jnp.asarray(weight), (1, 32))
     return np.asarray(MXFP4.widened(leaves))
 
 

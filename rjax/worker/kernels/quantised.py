@@ -10,7 +10,6 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from rjax.models.schemes import Scaled
-from rjax.models.schemes.scaled import VALUE_DTYPES
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.quantised_gemm import (
@@ -51,7 +50,7 @@ def _gemm_refusal(problem: LinearProblem) -> str | None:
         problem.depth,
         problem.columns[-1] if activated else problem.width,
         problem.dtype,
-        VALUE_DTYPES[problem.scheme.values],
+        problem.scheme.type.dtype,
         problem.scale_block,
         problem.scheme.zero_points,
     )
@@ -90,7 +89,7 @@ def _one_row_refusal(problem: LinearProblem) -> str | None:
     return one_row.normed_refusal(
         problem.rows,
         problem.depth,
-        VALUE_DTYPES[problem.scheme.values],
+        problem.scheme.type.dtype,
         problem.scale_block,
         problem.pending_bias,
     )
@@ -118,7 +117,7 @@ def _merge_row_gemm_refusal(problem: LinearProblem) -> str | None:
     if not isinstance(problem.scheme, Scaled):
         return "unquantised weights"
     assert problem.scale_block is not None
-    values = VALUE_DTYPES[problem.scheme.values]
+    values = problem.scheme.type.dtype
     why = one_row.merged_refusal(problem.rows, problem.depth, values, problem.scale_block)
     return why or _gemm_refusal(problem)
 
