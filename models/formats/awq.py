@@ -13,6 +13,7 @@ from rjax.models.formats.block_leaves import block_leaves
 from rjax.models.formats.checks import check_scale
 from rjax.models.formats.module_names import checked_entries, is_in
 from rjax.models.formats.packing import unpack
+from rjax.models.formats.registry import register_format
 from rjax.models.formats.scale_types import widest_scale_type
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
@@ -21,7 +22,7 @@ from rjax.models.schemes.values import ScaleDType
 # The place of column j of 8 in its word; AutoAWQ packs the columns 0, 2, 4, 6, 1, 3, 5, 7.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
-AWQ_FIELDS = frozenset(
+_FIELDS = frozenset(
     {
         *("bits", "group_size", "modules_to_not_convert", "q_group_size", "quant_method"),
         *("version", "w_bit", "zero_point"),
@@ -124,3 +125,6 @@ def read_awq(quantization: dict[str, Any]) -> Awq:
             "config.json: quantization_config.modules_to_not_convert",
         ),
     )
+
+
+register_format("awq", read_awq, lambda quantization: quantization.keys() - _FIELDS)

@@ -7,9 +7,10 @@ from rjax.models.errors import CheckpointError
 from rjax.models.formats.compressed_tensors import CompressedTensors, Group
 from rjax.models.formats.fp8 import checked_block
 from rjax.models.formats.module_names import checked_entries
+from rjax.models.formats.registry import register_format
 
 _WHERE = "config.json: quantization_config"
-COMPRESSED_TENSORS_FIELDS = frozenset(
+_FIELDS = frozenset(
     {
         *("config_groups", "format", "ignore", "kv_cache_scheme", "quant_method"),
         *("quantization_status", "sparsity_config", "transform_config"),
@@ -55,9 +56,9 @@ def read_compressed_tensors(quantization: dict[str, Any]) -> CompressedTensors:
     )
 
 
-def unknown_group_fields(quantization: dict[str, Any]) -> set[str]:
-    """Fields inside the groups that nothing here knows."""
-    unknown = set()
+def _unknown_fields(quantization: dict[str, Any]) -> set[str]:
+    """Fields that nothing here knows, with those inside the groups."""
+    unknown = quantization.keys() - _FIELDS
     for name, group in ConfigFields(quantization, _WHERE).inner("config_groups").values().items():
         weights = group["weights"]
         unknown |= {f"config_groups.{name}.{key}" for key in group.keys() - _GROUP_FIELDS}
@@ -130,3 +131,6 @@ def _block(strategy: str, weights: ConfigFields, where: str) -> tuple[int, int |
             raise CheckpointError(f"{where} has the strategy 'block' and no block_structure")
         return block
     return 1, None
+
+
+register_format("compressed-tensors", read_compressed_tensors, _unknown_fields)

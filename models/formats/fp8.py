@@ -11,10 +11,11 @@ from rjax.models.errors import CheckpointError
 from rjax.models.formats.block_leaves import block_leaves
 from rjax.models.formats.checks import check_scale
 from rjax.models.formats.module_names import checked_entries, is_in
+from rjax.models.formats.registry import register_format
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 
-FP8_FIELDS = frozenset(
+_FIELDS = frozenset(
     {
         *("activation_scheme", "fmt", "ignored_layers", "modules_to_not_convert"),
         *("quant_method", "weight_block_size"),
@@ -111,3 +112,6 @@ def checked_block(block: Any, where: str) -> tuple[int, int] | None:
     if not whole or len(block) != 2:
         raise CheckpointError(f"{where} is {block!r:.100}; expected two positive whole numbers")
     return block[0], block[1]
+
+
+register_format("fp8", read_fp8, lambda quantization: quantization.keys() - _FIELDS)

@@ -16,13 +16,14 @@ from rjax.models.formats.block_leaves import block_leaves
 from rjax.models.formats.checks import check_order, check_scale
 from rjax.models.formats.module_names import checked_entries, is_in
 from rjax.models.formats.packing import unpack
+from rjax.models.formats.registry import register_format
 from rjax.models.formats.scale_types import widest_scale_type
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.values import ScaleDType
 
 _HEAD = "lm_head"
-GPTQ_FIELDS = frozenset(
+_FIELDS = frozenset(
     {
         *("bits", "checkpoint_format", "desc_act", "dynamic", "format", "group_size"),
         *("is_marlin_format", "lm_head", "method", "modules_in_block_to_quantize"),
@@ -236,3 +237,6 @@ def _read_exceptions(
         fields = ConfigFields(quantization | own, f"{where}.{entry}")
         exceptions.append((pattern, _read_settings(fields, f"{where}.{entry}")))
     return tuple(exceptions)
+
+
+register_format("gptq", read_gptq, lambda quantization: quantization.keys() - _FIELDS)

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rjax.models.formats.registry import register_format
 from rjax.models.formats.weight_format import StoredTensor, Target, WeightFormat
 from rjax.models.schemes import MXFP4, UNQUANTISED, WeightScheme
 from rjax.models.schemes.mxfp4 import LARGEST_EXPONENT
 
 _BLOCK = 32  # inputs that share a scale
 _EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
-MXFP4_FIELDS = frozenset({"dequantize", "modules_to_not_convert", "quant_method"})
+_FIELDS = frozenset({"dequantize", "modules_to_not_convert", "quant_method"})
 """Fields of the ``quantization_config`` that are known: its tensors say everything."""
 
 
@@ -84,3 +85,6 @@ def read_mxfp4(quantization: dict[str, Any]) -> Mxfp4:
     """The format; the modules that a checkpoint lists as not converted are never converted."""
     del quantization
     return Mxfp4()
+
+
+register_format("mxfp4", read_mxfp4, lambda quantization: quantization.keys() - _FIELDS)
