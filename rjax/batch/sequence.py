@@ -53,12 +53,10 @@ class Sequence:
         num_cached: prompt tokens served from the prefix cache at first admission; None before it.
         num_shared: those of ``num_cached`` in pages that other live sequences held.
         num_preemptions: times that it was preempted.
-        pages: page ids in order, of the layers with full attention, or of all layers where none
-            has a window; they hold at least ``num_stored`` tokens. Empty if all have windows.
-        window_pages: page ids in order, for each page group with a window; -1 for those behind the
-            window, which it does not hold.
-        num_given_back: leading pages that it does not hold, for each page group with a window.
-        gives_back_at: value of ``num_computed`` from which it needs a page less.
+        pages: page ids in order, for each page group; they hold at least ``num_stored`` tokens. -1
+            for pages behind the group's window, which it does not hold. Empty unless it runs.
+        num_released: leading pages that it does not hold, for each page group.
+        next_release_at: value of ``num_computed`` from which it needs a page less.
         capacity: tokens that its pages can hold.
         num_borrowed: leading pages that other sequences computed; copied before a write.
         num_registered: leading pages in the prefix cache under the keys of this sequence.
@@ -100,10 +98,9 @@ class Sequence:
     num_cached: int | None = None
     num_shared: int = 0
     num_preemptions: int = 0
-    pages: list[int] = dataclasses.field(default_factory=list)
-    window_pages: list[list[int]] = dataclasses.field(default_factory=list)
-    num_given_back: list[int] = dataclasses.field(default_factory=list)
-    gives_back_at: int = 0
+    pages: list[list[int]] = dataclasses.field(default_factory=list)
+    num_released: list[int] = dataclasses.field(default_factory=list)
+    next_release_at: int = 0
     capacity: int = 0
     num_borrowed: int = 0
     num_registered: int = 0
@@ -144,7 +141,7 @@ class Sequence:
     @property
     def num_pages(self) -> int:
         """Pages that it holds, in all page groups."""
-        return len(self.pages) + sum(map(len, self.window_pages)) - sum(self.num_given_back)
+        return sum(map(len, self.pages)) - sum(self.num_released)
 
     @property
     def leader(self) -> "Sequence":

@@ -123,8 +123,7 @@ class PinnedPrefixes:
         self.check_capacity(prefix)
         places = self.places(len(prefix.tokens))
         own = [-1] * len(places)
-        held = [sequence.pages] if None in self._windows else []
-        held += sequence.window_pages
+        held = sequence.pages
         if held and all(held):  # a preempted sequence has no pages, but they may be cached
             own = [held[group][number] for group, number in places]
         self._register(prefix, own)

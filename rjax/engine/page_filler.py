@@ -22,7 +22,7 @@ class PageFiller:
     fresh: list[int]
 
     def extended(
-        self, pages: Sequence[int], slots: Sequence[int], *, copies: bool, count: int | None = None
+        self, pages: Sequence[int], slots: Sequence[int], *, copies: bool, count: int
     ) -> list[int]:
         """The pages of a sequence in one page group, followed by fresh ones.
 
@@ -30,10 +30,9 @@ class PageFiller:
             pages: pages on which the sequence has a reference, or -1.
             slots: host slots that fill the first fresh pages.
             copies: whether the first fresh page copies the last of ``pages``, and replaces it.
-            count: number of fresh pages; by default as many as are filled.
+            count: number of fresh pages.
         """
-        held, count = list(pages), len(slots) + copies if count is None else count
-        fresh = self.fresh[:count]
+        held, fresh = list(pages), self.fresh[:count]
         del self.fresh[:count]
         if copies:
             self.operations.copy(held[-1], fresh[0])

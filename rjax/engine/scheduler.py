@@ -1,7 +1,6 @@
 """The scheduler: chooses the sequences of the next step and the tokens of each."""
 
 import bisect
-from itertools import chain, zip_longest
 
 import numpy as np
 from jaxtyping import Int
@@ -12,14 +11,14 @@ from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_limits import StepLimits
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.fair_shares import FairShares
+from rjax.engine.group_pages import make_groups, pages_numbered
 from rjax.engine.host_pool import HostPool
 from rjax.engine.page_filler import PageFiller
-from rjax.engine.page_registrar import PageRegistrar, pages_numbered
+from rjax.engine.page_registrar import PageRegistrar
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.prefix_matcher import PrefixMatch, PrefixMatcher
 from rjax.engine.schedule import Schedule, StepBuilder
 from rjax.engine.swapper import Swapper
-from rjax.engine.window_pages import WindowPages
 
 _RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
 
@@ -47,7 +46,7 @@ class Scheduler:
         enable_prefix_caching: keep pages of finished sequences for later prompts.
         host: pages of the host; None for no swapping.
         cost: cost model of preemption; None for the default.
-        windows: window of each page group, in tokens; None, for the first only, is full attention.
+        windows: window of each page group, in tokens; None for full attention.
 
     Attributes:
         waiting, running, swapped: the queues, each in order; every live sequence is in one.
@@ -76,19 +75,14 @@ class Scheduler:
         self.page_tables: Int[np.ndarray, "groups slots M"] = np.zeros(
             (len(windows), limits.num_slots, max_pages), np.int32
         )
-        sliding = tuple(window for window in windows if window is not None)
-        first = len(windows) - len(sliding)
-        self._num_groups, self._has_full = len(windows), first > 0
-        self._windows = None
-        if sliding:
-            self._windows = WindowPages(blocks, sliding, first, self.page_tables[first:])
-        self._matcher = PrefixMatcher(blocks, self.host, enable_prefix_caching, self._windows)
-        self._registrar = PageRegistrar(blocks, enable_prefix_caching, self._windows)
+        self._groups = make_groups(blocks, windows, self.page_tables)
+        self._matcher = PrefixMatcher(self._groups, self.host, enable_prefix_caching)
+        self._registrar = PageRegistrar(blocks, enable_prefix_caching)
         self._limits, self._caching = limits, enable_prefix_caching
         self._shares = FairShares(limits.max_num_seqs)
         self._slots = list(range(limits.num_slots - 1, -1, -1))
         self._operations = PageOperations()
-        self._swapper = Swapper(blocks, self.host, self.cost, self._operations, self._windows)
+        self._swapper = Swapper(blocks, self.host, self.cost, self._operations, self._groups)
 
     @property
     def num_swaps(self) -> int:
@@ -150,11 +144,9 @@ class Scheduler:
         prefill_ahead: list[Sequence] = []
         short_of_pages: list[Sequence] = []
         max_num_seqs = self._limits.max_num_seqs
-        if self._windows is not None:
-            for sequence in self.running:
-                if sequence.num_computed >= sequence.gives_back_at:
-                    self._windows.give_back(sequence)
         for sequence in self.running:
+            if sequence.num_computed >= sequence.next_release_at:
+                self._groups.release_unreached(sequence)
             tokens = sequence.num_tokens
             if tokens >= sequence.max_length or sequence.waits_for_mask:
                 continue  # its last token is still in flight, or its mask is not ready
@@ -258,69 +250,58 @@ class Scheduler:
         S = self.blocks.page_size
         # Pages for the next tokens of running sequences, so that it is not preempted at once.
         reserve = len(self.running) if prefill_ahead else len(self.running) // 4
-        reserve *= self._num_groups
+        reserve *= len(self._groups)
         if self.running and self.blocks.num_available < sequence.group_pages + reserve:
             return False
-        partial_page = match.partial_page
-        held = match.pages + ([] if partial_page is None else [partial_page])
-        in_windows = [[page for page in pages if page >= 0] for pages in match.window_pages]
-        taken = [*held, *chain(*in_windows)]
+        taken = [page for pages in match.pages for page in pages if page >= 0]
         shared = match.num_shared_pages(self.blocks)
         self.blocks.acquire(taken)
         stored = match.num_tokens
         # A partial page is copied before it is written to, unless this is its only owner.
-        has_partial = partial_page is not None
-        if not self._has_full:
-            has_partial = stored % S > 0 and not any(match.window_slots)
+        has_partial = match.has_partial_page(S)
         copies = has_partial and stored < sequence.num_tokens
-        needed = 0
-        if self._has_full:
-            needed = self._pages_for(sequence.num_tokens) - len(held) + copies
-        in_chunk = 0
-        if self._windows is not None:
-            needed += sum(map(len, match.window_slots)) + copies * len(self._windows)
-            last = min(stored + (tokens if self.running else 1), sequence.num_tokens)
-            in_chunk = (self._pages_for(last) - self._pages_for(stored)) * len(self._windows)
+        at_start = [group.pages_at_start(stored, sequence.num_tokens) for group in self._groups]
+        counts = [
+            count - len(pages) + copies for count, pages in zip(at_start, match.pages, strict=True)
+        ]
+        needed = sum(counts)
+        last = min(stored + (tokens if self.running else 1), sequence.num_tokens)
+        in_chunk = sum(max(0, self._pages_for(last) - count) for count in at_start)
         fresh = None
         if self.blocks.num_available >= needed + in_chunk + reserve:
             fresh = self.blocks.allocate(needed)
-        elif not self.running and copies and self._windows is not None:
-            self.blocks.release(taken)
-            without = match.without_partial_page(S)
-            return self._start(sequence, without, prefill_ahead=prefill_ahead, tokens=tokens)
-        elif not self.running and copies and self.blocks.num_available >= needed - 1:
-            assert partial_page is not None
-            if self.blocks.take_over(partial_page):
-                copies = False
-                fresh = self.blocks.allocate(needed - 1)
+        elif not self.running and copies:
+            fits = len(counts) == 1 and self.blocks.num_available >= needed + in_chunk - 1
+            if not (fits and self.blocks.take_over(taken[-1])):
+                self.blocks.release(taken)
+                without = match.without_partial_page(S)
+                return self._start(sequence, without, prefill_ahead=prefill_ahead, tokens=tokens)
+            copies, counts = False, [needed - 1]
+            fresh = self.blocks.allocate(needed - 1)
         if fresh is None:
             self.blocks.release(taken)
             return False
-        registered, borrowed = match.num_full_pages(S, has_full=self._has_full)
+        registered, borrowed = match.num_full_pages(S)
         if has_partial and not copies and stored == sequence.num_tokens:
             borrowed += 1
         filler = PageFiller(self.blocks, self._operations, fresh)
-        window_pages = [
-            filler.extended(pages, slots, copies=copies)
-            for pages, slots in zip_longest(match.window_pages, match.window_slots, fillvalue=())
-        ]
-        copies &= self._has_full
-        held = filler.extended(held, match.host_slots, copies=copies, count=len(fresh))
+        held: list[list[int]] = [[] for _ in self._groups]
+        # Copied partial pages are released in this order, those of endless groups last.
+        for group in sorted(self._groups, key=lambda group: group.endless):
+            g = group.index
+            pages, slots = match.pages[g], match.host_slots[g]
+            held[g] = filler.extended(pages, slots, copies=copies, count=counts[g])
         self._unqueue(sequence)
         if sequence.group_pages:
             for sibling in sequence.siblings:
                 sibling.group_pages = 0
         sequence.status = _RUNNING
         sequence.slot = self._slots.pop()
-        sequence.pages = held
         sequence.num_borrowed = borrowed
         sequence.num_registered = registered
         sequence.num_stored = stored
         sequence.num_computed = min(stored, sequence.num_tokens - 1)
-        self.page_tables[0, sequence.slot, : len(sequence.pages)] = sequence.pages
-        if self._windows is not None:
-            self._windows.start(sequence, window_pages)
-        self._set_capacity(sequence)
+        self._groups.start(sequence, held)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
             sequence.num_shared = min(shared * S, sequence.num_computed)
@@ -330,10 +311,6 @@ class Scheduler:
             self.blocks.mark_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
         self._shares.start(sequence, self.running)
         return True
-
-    def _set_capacity(self, sequence: Sequence) -> None:
-        held = [sequence.pages] if self._has_full else []
-        sequence.capacity = min(map(len, held + sequence.window_pages)) * self.blocks.page_size
 
     def _schedule_tokens(self, sequence: Sequence, step: StepBuilder) -> None:
         """Schedule the tokens of a sequence that fit, up to its last."""
@@ -351,11 +328,8 @@ class Scheduler:
             step.num_prefill_ahead += 1
 
     def _extend(self, sequence: Sequence, stop: int, step: StepBuilder) -> int:
-        """Allocate pages of layers with windows up to a token; the one up to which they suffice."""
-        if self._windows is None or stop <= sequence.num_computed:
-            return stop
-        found = self._windows.extend(sequence, stop)
-        self._set_capacity(sequence)
+        """Allocate pages up to a token; the one up to which they suffice."""
+        found = self._groups.extend(sequence, stop)
         step.short_of_pages |= found < stop
         return found
 
@@ -379,20 +353,13 @@ class Scheduler:
         if number < sequence.num_borrowed and not self._copy_on_write(sequence, number):
             return
         missing = self._pages_for(sequence.num_tokens)
-        while self._has_full and len(sequence.pages) < missing:
-            fresh = self._allocate_one(sequence)
-            if fresh is None:
-                return
-            self.page_tables[0, sequence.slot, len(sequence.pages)] = fresh
-            sequence.pages.append(fresh)
-        for index in range(0 if self._windows is None else len(self._windows)):
-            while len(sequence.window_pages[index]) < missing:
+        for group in self._groups:
+            while len(sequence.pages[group.index]) < missing:
                 fresh = self._allocate_one(sequence)
                 if fresh is None:
                     return
-                assert self._windows is not None
-                self._windows.append(sequence, index, [fresh])
-        self._set_capacity(sequence)
+                group.append(sequence, [fresh])
+        self._groups.set_capacity(sequence)
 
     def _copy_on_write(self, sequence: Sequence, number: int) -> bool:
         """Copy a page that others hold before the sequence writes to it.
@@ -400,18 +367,14 @@ class Scheduler:
         The last owner of a page of a full pool takes it over instead. False if the sequence was
         preempted.
         """
-        for group, page in pages_numbered(sequence, number, self._windows):
+        for group, page in pages_numbered(sequence, number):
             if self.blocks.num_available or not self.blocks.take_over(page):
                 fresh = self._allocate_one(sequence)
                 if fresh is None:
                     return False
                 self._operations.copy(page, fresh)
                 self.blocks.release([page])
-                pages = sequence.pages
-                if group or not self._has_full:
-                    pages = sequence.window_pages[group - self._has_full]
-                pages[number] = fresh
-                self.page_tables[group, sequence.slot, number] = fresh
+                self._groups.groups[group].replace(sequence, number, fresh)
         sequence.num_borrowed = number
         return True
 
@@ -469,10 +432,7 @@ class Scheduler:
         assert sequence.slot is not None
         self._shares.leave(sequence, self.running)
         self.blocks.clear_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
-        self.blocks.release(sequence.pages)
-        sequence.pages = []
-        if self._windows is not None:
-            self._windows.release(sequence)
+        self._groups.release(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = None
 

@@ -2,14 +2,13 @@
 
 import dataclasses
 
-from rjax.batch.page_groups import first_page
 from rjax.batch.page_hash import group_key
 from rjax.batch.page_operations import PageOperations
 from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
+from rjax.engine.group_pages import GroupPages, PageGroup
 from rjax.engine.host_pool import HostPool
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.window_pages import WindowPages
 
 
 @dataclasses.dataclass(slots=True)
@@ -21,7 +20,7 @@ class Swapper:
         host: slots of the host.
         cost: decides between swapping and recomputing.
         operations: page operations of the next step; copies to the host are added to them.
-        windows: pages of layers with windows; None without such layers.
+        groups: the page groups.
         num_swaps: sequences swapped out so far.
     """
 
@@ -29,7 +28,7 @@ class Swapper:
     host: HostPool
     cost: PreemptionCost
     operations: PageOperations
-    windows: WindowPages | None = None
+    groups: GroupPages
     num_swaps: int = 0
 
     def swap_out(self, sequence: Sequence) -> bool:
@@ -39,19 +38,12 @@ class Swapper:
         Returns:
             Whether it was done. ``host_slots`` and ``num_saved`` of the sequence are set then.
         """
-        S = self.blocks.page_size
-        keys = sequence.hashes.keys[: sequence.num_registered]
-        stop = -(-sequence.num_stored // S)
-        wanted = self._unshared(0, sequence.pages, 0, stop, len(keys))
-        tokens = min(
-            sequence.num_stored, len(wanted) * S if sequence.pages else sequence.num_stored
-        )
-        if self.windows is not None:
-            for i, (group, found) in enumerate(self.windows.groups(sequence)):
-                position = min(sequence.num_stored, sequence.num_tokens - 1)
-                start = first_page(position, self.windows.windows[i], S)
-                start = max(start, sequence.num_given_back[i])
-                wanted += self._unshared(group, found, start, stop, len(keys))
+        keys, wanted = sequence.hashes.keys[: sequence.num_registered], []
+        tokens = sequence.num_stored
+        for group in self.groups:
+            unshared = self._unshared(group, sequence, len(keys))
+            tokens = min(tokens, group.num_to_recompute(sequence.num_stored, len(unshared)))
+            wanted += unshared
         choice = self.cost.choose(
             pages=len(wanted),
             tokens=tokens,
@@ -78,15 +70,18 @@ class Swapper:
         return True
 
     def _unshared(
-        self, group: int, pages: list[int], start: int, stop: int, num_keys: int
+        self, group: PageGroup, sequence: Sequence, num_keys: int
     ) -> list[tuple[int, int, int]]:
-        """(group, number, page) of pages to save, from number ``start`` to ``stop``.
+        """(group, number, page) of the pages to save that the next token reaches.
 
         A page with a key and other owners stays on the device and is found again by its key.
         """
+        start = group.first_page(min(sequence.num_stored, sequence.num_tokens - 1))
+        start = max(start, sequence.num_released[group.index])
+        pages = sequence.pages[group.index][start : group.pages_for(sequence.num_stored)]
         return [
-            (group, number, page)
-            for number, page in enumerate(pages[start:stop], start)
+            (group.index, number, page)
+            for number, page in enumerate(pages, start)
             if number >= num_keys or self.blocks.references(page) == 1
         ]
 

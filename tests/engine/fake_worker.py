@@ -82,9 +82,7 @@ class FakeWorker:
 
     def _groups(self, sequence):
         """(number, window, pages) of each page group."""
-        windows = self.pool.windows
-        held = [sequence.pages] if None in windows else []
-        return [*zip(range(9), windows, held + sequence.window_pages, strict=False)]
+        return [*zip(range(9), self.pool.windows, sequence.pages, strict=False)]
 
     def dispatch(self, batch, tables, *, may_queue, streams):
         S, limits = self.page_size, self.limits

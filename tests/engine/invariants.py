@@ -68,7 +68,7 @@ def check(engine: LLMEngine) -> None:
         if s.status is not SequenceStatus.RUNNING:
             assert s.slot is None
             assert not s.pages
-            assert not s.window_pages
+            assert not s.num_released
         else:
             capacities = [len(pages) for pages in all_groups(engine, s)]
             assert s.num_stored <= s.capacity == min(capacities) * blocks.page_size
@@ -78,13 +78,13 @@ def check(engine: LLMEngine) -> None:
 
 def all_groups(engine: LLMEngine, s: Sequence) -> list[list[int]]:
     """The pages of a running sequence in each page group; -1 for those given back."""
-    windows = engine._worker.pool.windows
-    return ([s.pages] if None in windows else []) + s.window_pages
+    assert len(s.pages) == len(engine._worker.pool.windows)
+    return s.pages
 
 
 def held_pages(s: Sequence, start: int = 0) -> list[int]:
     """The pages that a sequence holds, in all page groups, from a page number on."""
-    return [p for pages in (s.pages, *s.window_pages) for p in pages[start:] if p >= 0]
+    return [p for pages in s.pages for p in pages[start:] if p >= 0]
 
 
 def _check_windows(engine: LLMEngine, s: Sequence) -> None:

@@ -108,11 +108,17 @@ def test_tokens_are_those_of_one_sequence_at_a_time(model, pages, options):
     engine.close()
 
 
+def windowed(engine, sequence) -> list[list[int]]:
+    """Its pages in the groups with windows."""
+    windows = engine._worker.pool.windows
+    return [pages for w, pages in zip(windows, sequence.pages, strict=True) if w is not None]
+
+
 def check_pages(engine) -> None:
     """No sequence holds more window pages than its last chunk and its window need."""
     most = (WINDOW + 32 - 2) // S + 2
     for sequence in engine._scheduler.running:
-        for pages in sequence.window_pages:
+        for pages in windowed(engine, sequence):
             assert sum(page >= 0 for page in pages) <= most
 
 
@@ -126,7 +132,7 @@ def test_a_long_sequence_holds_its_window(model):
         engine.step()
         for sequence in engine._scheduler.running:
             if sequence.num_computed > 60:
-                held |= {sum(page >= 0 for page in pages) for pages in sequence.window_pages}
+                held |= {sum(page >= 0 for page in pages) for pages in windowed(engine, sequence)}
                 full = -(-sequence.num_tokens // S) if None in engine._worker.pool.windows else 0
                 windows = sum(window is not None for window in engine._worker.pool.windows)
                 most = full + windows * (-(-(WINDOW - 1) // S) + 1)
