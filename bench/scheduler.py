@@ -34,8 +34,8 @@ from rjax.batch.step_worker import PoolSize
 from rjax.benchmarks.options import whole
 from rjax.cli.parser import OneLineParser
 from rjax.config import EngineConfig
-from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine
+from rjax.engine.pages.block_manager import BlockManager
 from rjax.engine.parts import EngineParts
 from rjax.pallas_kernels.attention.plan.host import CostModel, PlanShape
 from rjax.pallas_kernels.attention.plan.splits import SplitPolicy

@@ -16,13 +16,13 @@ from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_worker import StepWorker
 from rjax.batch.token_mask import TokenMask
 from rjax.closing import Closable
-from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.held_requests import HeldRequests
-from rjax.engine.host_pool import HostPool
 from rjax.engine.kv_events.event_stream import KvEventStream
 from rjax.engine.live_requests import LiveRequests
 from rjax.engine.named_prefixes import SHARED_PREFIX, NamedPrefixes
+from rjax.engine.pages.block_manager import BlockManager, check_sequence_fits
+from rjax.engine.pages.host_pool import HostPool
 from rjax.engine.parts import EngineParts
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.protocol import Engine, KeepAs, NamedPrefix

@@ -14,7 +14,7 @@ from rjax.batch.page_groups import first_page, pages_held
 from rjax.batch.page_hash import PageHashes, block_bytes, group_key
 from rjax.batch.sequence import Sequence
 from rjax.batch.step_worker import StepWorker
-from rjax.engine.block_manager import BlockManager
+from rjax.engine.pages.block_manager import BlockManager
 from rjax.engine.prefix_file import PrefixOrigin, SavedPrefix, load_prefix_file, save_prefix_file
 from rjax.engine.protocol import KeepAs, NamedPrefix
 from rjax.engine.request import Request

@@ -9,16 +9,16 @@ from rjax.batch.page_operations import PageOperations
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_limits import StepLimits
-from rjax.engine.block_manager import BlockManager
 from rjax.engine.fair_shares import FairShares
-from rjax.engine.group_pages import make_groups, pages_numbered
-from rjax.engine.host_pool import HostPool
-from rjax.engine.page_filler import PageFiller
-from rjax.engine.page_registrar import PageRegistrar
+from rjax.engine.pages.block_manager import BlockManager
+from rjax.engine.pages.filler import PageFiller
+from rjax.engine.pages.groups import make_groups, pages_numbered
+from rjax.engine.pages.host_pool import HostPool
+from rjax.engine.pages.matcher import PrefixMatch, PrefixMatcher
+from rjax.engine.pages.registrar import PageRegistrar
+from rjax.engine.pages.swapper import Swapper
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.prefix_matcher import PrefixMatch, PrefixMatcher
 from rjax.engine.schedule import Schedule, StepBuilder
-from rjax.engine.swapper import Swapper
 
 _RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
 

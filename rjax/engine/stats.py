@@ -5,7 +5,7 @@ import time
 
 from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.batch.sequence import Sequence
-from rjax.engine.block_manager import BlockManager
+from rjax.engine.pages.block_manager import BlockManager
 from rjax.engine.request_stats import RequestStats
 from rjax.engine.scheduler import Scheduler
 from rjax.outputs import RequestMetrics

@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, Int
 
 from rjax.batch.page_hash import PageHashes, block_bytes, root_key
 from rjax.batch.page_operations import PageOperations
-from rjax.engine.block_manager import BlockManager
-from rjax.engine.host_pool import HostPool
+from rjax.engine.pages.block_manager import BlockManager
+from rjax.engine.pages.host_pool import HostPool
 from rjax.errors import OutOfMemoryError
 from rjax.models.sharding import single_device_mesh
 from rjax.worker.page_mover import PageMover

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 
 from rjax.batch.page_hash import PageHashes, root_key
-from rjax.engine.block_manager import BlockManager
+from rjax.engine.pages.block_manager import BlockManager
 
 PAGES, S = 12, 2
 

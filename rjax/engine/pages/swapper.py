@@ -5,9 +5,9 @@ import dataclasses
 from rjax.batch.page_hash import group_key
 from rjax.batch.page_operations import PageOperations
 from rjax.batch.sequence import Sequence
-from rjax.engine.block_manager import BlockManager
-from rjax.engine.group_pages import GroupPages, PageGroup
-from rjax.engine.host_pool import HostPool
+from rjax.engine.pages.block_manager import BlockManager
+from rjax.engine.pages.groups import GroupPages, PageGroup
+from rjax.engine.pages.host_pool import HostPool
 from rjax.engine.preemption import PreemptionCost
 
 

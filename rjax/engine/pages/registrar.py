@@ -4,8 +4,8 @@ import dataclasses
 
 from rjax.batch.page_hash import block_bytes, group_key
 from rjax.batch.sequence import Sequence
-from rjax.engine.block_manager import BlockManager
-from rjax.engine.group_pages import pages_numbered
+from rjax.engine.pages.block_manager import BlockManager
+from rjax.engine.pages.groups import pages_numbered
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

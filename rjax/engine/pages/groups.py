@@ -10,7 +10,7 @@ from jaxtyping import Int
 from rjax.batch.page_groups import first_page
 from rjax.batch.page_hash import group_key
 from rjax.batch.sequence import Sequence
-from rjax.engine.block_manager import BlockManager
+from rjax.engine.pages.block_manager import BlockManager
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rjax.batch.page_groups import pages_held
 from rjax.batch.page_hash import is_chain_key
 from rjax.engine.kv_events.event_log import EventLog
-from rjax.engine.page_index import PageContent, PageIndex
+from rjax.engine.pages.index import PageContent, PageIndex
 from rjax.errors import OutOfMemoryError
 
 

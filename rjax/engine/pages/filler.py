@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from rjax.batch.page_operations import PageOperations
-from rjax.engine.block_manager import BlockManager
+from rjax.engine.pages.block_manager import BlockManager
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

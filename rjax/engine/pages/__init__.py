@@ -1,0 +1,1 @@
+"""The pages of sequences: allocation, page groups, the prefix cache, host memory."""
