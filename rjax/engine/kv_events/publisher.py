@@ -136,8 +136,8 @@ class KvEventPublisher:
                 )
             )
             self._kept.append((number, payload))
+            self.published += 1  # before anyone can have received it
             self._socket.send_multipart((topic, number.to_bytes(8, "big"), payload))
-            self.published += 1
 
     def _answer_requests(self) -> None:
         for _ in range(_REQUESTS_A_TURN):
