@@ -274,7 +274,7 @@ class Scheduler:
             fits = len(counts) == 1 and self.blocks.num_available >= needed + in_chunk - 1
             if not (fits and self.blocks.take_over(taken[-1])):
                 self.blocks.release(taken)
-                without = match.without_partial_page(S)
+                without = self._matcher.match_full_pages(sequence)
                 return self._start(sequence, without, prefill_ahead=prefill_ahead, tokens=tokens)
             copies, counts = False, [needed - 1]
             fresh = self.blocks.allocate(needed - 1)

@@ -46,6 +46,24 @@ def prompts() -> list[list[int]]:
     return [*own[:2], shared + own[2], shared + own[3], shared[: 2 * S] + own[4], own[5]]
 
 
+@pytest.mark.parametrize("windows", [(None, 3), (None, 3, 5), (3, 5), (3,)], ids=str)
+def test_a_partial_page_that_does_not_fit_leaves_what_the_full_pages_need(windows):
+    """A match to a page's middle reaches less of a window than the match to its begin does."""
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, detokenize=False)
+    least = pages_held(windows, 16, 4)
+    for num_pages in range(least, least + 3):
+        for same in (5, 6, 7):
+            for length in range(same + 1, 16):
+                engine = fake_engine(
+                    num_pages=num_pages, windows=windows, page_size=4, max_model_len=16
+                )
+                cached = [1] * 8 + [0]
+                for n, prompt in enumerate((cached, cached[:same] + [0] * (length - same))):
+                    engine.add_request(str(n), prompt, params)
+                    while engine.has_unfinished_requests():
+                        engine.step()
+
+
 def answers(logits, count: int) -> list[list[int]]:
     found = []
     for prompt in prompts():

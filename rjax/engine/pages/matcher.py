@@ -28,12 +28,6 @@ class PrefixMatch:
         """Whether the last page of each group is a device page that is filled in part."""
         return self.num_tokens % page_size > 0 and not any(self.host_slots)
 
-    def without_partial_page(self, page_size: int) -> "PrefixMatch":
-        """The same match up to its last full page."""
-        full = self.num_tokens // page_size
-        pages = [found[:full] for found in self.pages]
-        return PrefixMatch(pages, self.host_slots, full * page_size)
-
     def num_shared_pages(self, blocks: BlockManager) -> int:
         """Pages of the first page group that others hold, or that come before those."""
         return sum(page < 0 or blocks.references(page) > 0 for page in self.pages[0])
@@ -87,8 +81,20 @@ class PrefixMatcher:
                 return forked
         return self._match_cached(sequence)
 
-    def _match_cached(self, sequence: Sequence) -> PrefixMatch | None:
-        """The match in the prefix cache; None if the sequence waits for pending pages."""
+    def match_full_pages(self, sequence: Sequence) -> PrefixMatch:
+        """The match without a partial page, while no sequence runs.
+
+        Of layers with windows it may have pages that a longer match does not reach.
+        """
+        found = self._match_cached(sequence, partial=False)
+        assert found is not None, "only running sequences have pending pages"
+        return found
+
+    def _match_cached(self, sequence: Sequence, *, partial: bool = True) -> PrefixMatch | None:
+        """The match in the prefix cache; None if the sequence waits for pending pages.
+
+        ``partial`` says whether it may end with a partial page.
+        """
         S, most = self.blocks.page_size, sequence.most_cached
         if not (self.caching and most):
             return self._matched([[] for _ in self.groups], 0)
@@ -102,13 +108,13 @@ class PrefixMatcher:
             if number < len(keys) and self.blocks.is_pending(keys[number]):
                 sequence.awaited = keys[number]
                 return None
-        partial, count = self._partial_pages(sequence, end)
+        last_pages, count = self._partial_pages(sequence, end) if partial else ([], 0)
         tokens = end * S + count
         position = min(tokens, sequence.num_tokens - 1)
         held = [group.cached(keys[:end], group.first_page(position)) for group in self.groups]
         assert all(len(found) == end for found in held)
         assert tokens <= most
-        for found, last in zip(held, partial, strict=False):
+        for found, last in zip(held, last_pages, strict=False):
             found.append(last)
         return self._matched(held, tokens)
 
