@@ -76,7 +76,6 @@ class PagedOperations(DispatchedOperations):
         self._step = step
         self._groups = groups
         self._views: tuple[GroupView, ...] = ()
-        self._devices = mesh
 
     @property
     def _positions(self) -> Int[Array, " T"]:
@@ -125,7 +124,7 @@ class PagedOperations(DispatchedOperations):
         if self._mesh.size > 1:
             attend = jax.shard_map(
                 attend,
-                mesh=self._devices,
+                mesh=self._mesh,
                 in_specs=(
                     *(qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, PartitionSpec(TENSOR_AXIS)),
                     *(_WHOLE, _WHOLE, _WHOLE),
@@ -161,4 +160,4 @@ class PagedOperations(DispatchedOperations):
         specs: tuple[Any, ...],
         of_result: Callable[[Any], Any],
     ) -> Any:
-        return run_kernel(kernel, problem, operands, specs, of_result, self._devices)
+        return run_kernel(kernel, problem, operands, specs, of_result, self._mesh)

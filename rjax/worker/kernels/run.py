@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array
 
 from rjax.pallas_kernels.kernel import Kernel, Problem
@@ -22,7 +22,7 @@ def run_kernel(
     operands: tuple[Any, ...],
     specs: tuple[Any, ...],
     of_result: Callable[[Any], Any],
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
 ) -> Any:
     """Run a kernel, on a mesh under ``shard_map``.
 
@@ -74,7 +74,7 @@ def _is_spec(value: Any) -> bool:
     return isinstance(value, PartitionSpec)
 
 
-def _local(leaf: Array, spec: PartitionSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
+def _local(leaf: Array, spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
     """Shape and dtype of one device's part of a leaf."""
     cuts = [*spec, *[None] * (leaf.ndim - len(spec))]
     shape = (size // (mesh.size if cut else 1) for size, cut in zip(leaf.shape, cuts, strict=True))
