@@ -1,4 +1,4 @@
-"""Attention kernels over paged KV, their references and the planner that feeds them.
+"""Kernels, a folder for each operation, beside the same in plain JAX; `kernel` says what one is.
 
 Imports nothing of the packages above it; every function is plain JAX that a caller can use inside
 its own ``jax.jit``.
