@@ -5,8 +5,9 @@ norm and its projection to queries, keys and values. One CTA an SM, three warpgr
 weights of all products through slots in shared memory (TMA) and waits for no other CTA, so that
 device memory does not rest between products; one copies the rows, from L2; one multiplies (wgmma).
 Split-K partials, normed rows and activations go through device memory, and the CTAs meet at
-counters (`arrivals`) before each next product. Bytes moved: the weights once from device memory;
-from L2 the rows once a column tile and 8 * T * D a split of the output and down projections.
+counters (`grid_barrier`) before each next product. Bytes moved: the weights once from device
+memory; from L2 the rows once a column tile and 8 * T * D a split of the output and down
+projections.
 
 All CTAs must run at the same time, since they wait for each other: the grid has one CTA an SM.
 Source: "Look ma, no bubbles" (Hazy Research, 2025) for one kernel over products that stream.
@@ -26,8 +27,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.between_attention.arrivals import Arrivals, arrive, clear, wait_for
 from rjax.pallas_kernels.between_attention.cta import BetweenCta, Slots, store_transposed
+from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier, arrive, clear, wait_for
 from rjax.pallas_kernels.between_attention.sizes import WGMMA_M, BetweenSizes, Product
 from rjax.pallas_kernels.gemv_row import reduce_warpgroup
 from rjax.pallas_kernels.mosaic_emit import (
@@ -88,11 +89,11 @@ def between_attention(
     x: Float[Array, "T D"],
     attended: Float[Array, "T E"],
     weights: BetweenWeights,
-    arrivals: Arrivals,
+    barrier: GridBarrier,
     eps: float,
     *,
     early_weights: bool = False,
-) -> tuple[Float[Array, "T D"], Partial, Arrivals]:
+) -> tuple[Float[Array, "T D"], Partial, GridBarrier]:
     """(the residual stream, what follows from it, counters for the next launch).
 
     Args:
@@ -100,7 +101,7 @@ def between_attention(
         attended: the result of attention, in the dtype of x.
         weights: weights of the layer, and of the next one's norm and first projection if a layer
             follows.
-        arrivals: counters of this launch and the one before.
+        barrier: counters of this launch and the one before.
         eps: the norms' epsilon.
         early_weights: whether no kernel of the program writes the weights, so that they may be read
             before the kernels before have ended.
@@ -188,7 +189,7 @@ def between_attention(
             between.produce_rows()
 
     kernel.__name__ = "between_attention"
-    counters = [jax.new_ref(arrivals.current), jax.new_ref(arrivals.other)]
+    counters = [jax.new_ref(barrier.current), jax.new_ref(barrier.other)]
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     row_memory = (sizes.row_slots * T, sizes.step)
     results = plgpu.kernel(
@@ -219,7 +220,7 @@ def between_attention(
     stream, pending = (
         ("next_residual", "qkv_partials") if follows else ("residual", "down_partials")
     )
-    return found[stream], Partial(found[pending], dtype=dtype), Arrivals(emptied, used)
+    return found[stream], Partial(found[pending], dtype=dtype), GridBarrier(emptied, used)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # a thread
 @no_type_check  # JAX also builds it with other leaves than arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
-class LayerWords:
-    """The words of two launches, which take turns.
+class PartialSumBuffer:
+    """The buffers of two launches for sums of CTAs, which take turns.
 
     Attributes:
         current: words of the next launch, all ``EMPTY``.
@@ -74,7 +74,7 @@ class LayerWords:
     other: Int32[Array, " X"]
 
     @classmethod
-    def empty(cls, sizes: LayerSizes) -> "LayerWords":
+    def empty(cls, sizes: LayerSizes) -> "PartialSumBuffer":
         """The words before the first launch of a step, which empties ``other`` whatever it holds.
 
         Its zeros keep the two arrays apart: see `mosaic_emit`, "Arrays that a kernel writes".
@@ -165,14 +165,14 @@ def decoder_layer(
     page_table: Int[Array, "B M"],
     positions: Int[Array, "1"],
     slots: Int[Array, "1"],
-    words: LayerWords,
+    words: PartialSumBuffer,
     *,
     scale: float,
     eps: float,
     head_eps: float = 0.0,
     early_weights: bool = False,
 ) -> tuple[
-    Float[Array, "1 D"], Partial, Float[Array, "P K S H"], Float[Array, "P K S H"], LayerWords
+    Float[Array, "1 D"], Partial, Float[Array, "P K S H"], Float[Array, "P K S H"], PartialSumBuffer
 ]:
     """A layer of a decoder: attention and a gated feed-forward with silu, each behind a norm.
 
@@ -326,4 +326,4 @@ def decoder_layer(
     )(*given.values(), *pools)
     k_pages, v_pages, used, emptied = (jax.freeze(pool) for pool in pools)
     found = Partial(partial.reshape(-1, 1, D), dtype=x.dtype)
-    return residual, found, k_pages, v_pages, LayerWords(emptied, used)
+    return residual, found, k_pages, v_pages, PartialSumBuffer(emptied, used)

@@ -8,9 +8,9 @@ from jaxtyping import Array, Float
 
 from rjax.models import DecoderLayer, Operations, Residual, Rotary
 from rjax.models.layers.attention import Attention
-from rjax.pallas_kernels.between_attention.arrivals import Arrivals
+from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier
 from rjax.pallas_kernels.kernel import Kernel, Problem
-from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
+from rjax.pallas_kernels.one_row_layer.mosaic import PartialSumBuffer
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.kernels import Choice
@@ -39,8 +39,8 @@ class LayerKernels:
         early_weights: bool,
     ) -> None:
         self._choose, self._run, self._early_weights = choose, run, early_weights
-        self._words: LayerWords | None = None
-        self._arrivals: Arrivals | None = None
+        self._words: PartialSumBuffer | None = None
+        self._barrier: GridBarrier | None = None
         self._qkv: dict[int, Partial] = {}  # of the next layer, by its number
 
     def whole_layer(
@@ -115,9 +115,9 @@ class LayerKernels:
             residual, qkv = operations.norm_linear(residual, layer.attention_norm, attention.qkv)
         attended = merged(attention.attend(qkv, rotary, operations))
         flat = attended.reshape(len(attended), -1)
-        arrivals = self._arrivals or Arrivals.empty()
-        operands = (residual.x, flat, between_weights(layer, following), arrivals)
-        x, found, self._arrivals = self._run(kernel, problem, operands)
+        barrier = self._barrier or GridBarrier.empty()
+        operands = (residual.x, flat, between_weights(layer, following), barrier)
+        x, found, self._barrier = self._run(kernel, problem, operands)
         if following is None:
             return Residual(x, found)
         assert isinstance(following.attention, Attention)

@@ -12,7 +12,7 @@ from bench.step_roofline import DecodeCase
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.build import plan_engine
 from rjax.models import DecoderLayer, config_from_dict
-from rjax.pallas_kernels.between_attention.arrivals import Arrivals
+from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier
 from rjax.pallas_kernels.kernel import Kernel
 from rjax.pallas_kernels.partial import Partial
 from rjax.worker.backend import choose_backend
@@ -40,7 +40,7 @@ class PlainBetween:
             self._run,
         )
 
-    def _run(self, problem, x, attended, w, arrivals):
+    def _run(self, problem, x, attended, w, barrier):
         self.traced.add((problem.rows, w.next_qkv is not None))
         E, F, *following = problem.columns
         assert (attended.shape[1], len(w.down)) == (E, F)
@@ -50,11 +50,11 @@ class PlainBetween:
             jnp.tensordot(rms_norm(x, w.mlp_norm, problem.eps), w.gate_up, 1), 1, 0
         )
         update = (jax.nn.silu(gate) * up) @ w.down
-        arrivals = Arrivals(arrivals.other, arrivals.current)
+        barrier = GridBarrier(barrier.other, barrier.current)
         if w.next_qkv is None:
-            return x, _halves(update), arrivals
+            return x, _halves(update), barrier
         x = x + update
-        return x, _halves(rms_norm(x, w.next_norm, problem.eps) @ w.next_qkv), arrivals
+        return x, _halves(rms_norm(x, w.next_norm, problem.eps) @ w.next_qkv), barrier
 
 
 def _halves(value):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rjax.pallas_kernels.between_attention.arrivals import Arrivals
+from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier
 from rjax.pallas_kernels.between_attention.mosaic import BetweenWeights, between_attention, refusal
 from rjax.pallas_kernels.between_attention.sizes import BetweenSizes
 from rjax.pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
@@ -47,7 +47,7 @@ def arguments(T, D, E, F, Q):
 
 
 def shapes_of(*shape):
-    return jax.eval_shape(lambda: (*arguments(*shape), Arrivals.empty()))
+    return jax.eval_shape(lambda: (*arguments(*shape), GridBarrier.empty()))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_one_dtype():
     x, attended, weights = arguments(*SHAPES[-1])
     weights = dataclasses.replace(weights, down=weights.down.astype(jnp.float16))
     with pytest.raises(ValueError, match="but not down"):
-        between_attention(x, attended, weights, Arrivals.empty(), EPS)
+        between_attention(x, attended, weights, GridBarrier.empty(), EPS)
 
 
 def _product(h, w, product):
@@ -126,9 +126,9 @@ def separate(x, attended, weights):
 
 def test_the_counters_of_a_first_launch_are_not_equal():
     """XLA may give equal constants one buffer, and then a launch clears what it counts."""
-    arrivals = Arrivals.empty()
-    assert (arrivals.current == 0).all()
-    assert (arrivals.other != 0).all()
+    barrier = GridBarrier.empty()
+    assert (barrier.current == 0).all()
+    assert (barrier.other != 0).all()
 
 
 @pytest.mark.gpu
@@ -138,9 +138,9 @@ def test_bits_are_those_of_separate_kernels(shape):
     x, attended, weights = arguments(*shape)
     run = jax.jit(lambda *given: between_attention(*given, EPS))
     want = jax.jit(separate)(x, attended, weights)
-    arrivals = Arrivals.empty()
+    barrier = GridBarrier.empty()
     for _ in range(20):  # each launch takes the counters that the one before has emptied
-        stream, found, arrivals = run(x, attended, weights, arrivals)
+        stream, found, barrier = run(x, attended, weights, barrier)
         np.testing.assert_array_equal(stream, want[0])
         np.testing.assert_array_equal(found.summands, want[1])
 
@@ -152,16 +152,16 @@ def test_a_thousand_launches_in_one_program(shape):
     x, attended, weights = arguments(*shape)
 
     def step(_, carry):
-        x, arrivals = carry
-        stream, found, arrivals = between_attention(x, attended, weights, arrivals, EPS)
+        x, barrier = carry
+        stream, found, barrier = between_attention(x, attended, weights, barrier, EPS)
         small = found.summands.sum((0, 2))[:, None].astype(x.dtype)
-        return jnp.tanh(stream + small), arrivals
+        return jnp.tanh(stream + small), barrier
 
     def separately(_, x):
         stream, summands = separate(x, attended, weights)
         return jnp.tanh(stream + summands.sum((0, 2))[:, None].astype(x.dtype))
 
-    found = jax.jit(lambda x: jax.lax.fori_loop(0, 1000, step, (x, Arrivals.empty()))[0])(x)
+    found = jax.jit(lambda x: jax.lax.fori_loop(0, 1000, step, (x, GridBarrier.empty()))[0])(x)
     want = jax.jit(lambda x: jax.lax.fori_loop(0, 1000, separately, x))(x)
     np.testing.assert_array_equal(found, want)
     assert np.isfinite(np.asarray(want, np.float32)).all()

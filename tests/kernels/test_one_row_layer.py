@@ -10,7 +10,7 @@ import pytest
 
 from rjax.models.schemes import Scaled
 from rjax.pallas_kernels.one_row_layer import mosaic
-from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
+from rjax.pallas_kernels.one_row_layer.mosaic import PartialSumBuffer
 from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
 from rjax.pallas_kernels.one_row_layer.weights import LayerWeights
 from rjax.pallas_kernels.partial import Partial
@@ -112,7 +112,7 @@ def test_a_layer_behind_one_with_other_bits_has_words_of_its_own():
 
     def run():
         *arguments, _ = _arguments(layer, 0, pages=2, kind="fp8")
-        words = LayerWords.empty(layer.sizes(16))
+        words = PartialSumBuffer.empty(layer.sizes(16))
         return ONE_ROW_LAYER.run(problem, *arguments, words)
 
     *_, words = jax.eval_shape(run)
@@ -155,7 +155,7 @@ def test_equals_plain_jax(name, position):
 
 def test_the_words_of_a_first_launch_are_not_equal():
     """XLA may give equal constants one buffer, and then a launch empties what it sends."""
-    words = LayerWords.empty(MODELS["qwen3-0.6b"].sizes())
+    words = PartialSumBuffer.empty(MODELS["qwen3-0.6b"].sizes())
     assert (words.current == EMPTY).all()
     assert (words.other != EMPTY).all()
 
@@ -169,7 +169,7 @@ def test_in_a_program_that_slices_its_operands_from_one_array(name):
     packed = jnp.concatenate([position, slot, table[0]])
 
     def two_layers(packed, x, update, weights, cos, sin, *pools, words=None):
-        words = LayerWords.empty(layer.sizes()) if words is None else words
+        words = PartialSumBuffer.empty(layer.sizes()) if words is None else words
         for _ in range(2):
             operands = weights, cos, sin, *pools, packed[None, 2:], packed[0:1], packed[1:2]
             x, update, *pools, words = _run(x, update, *operands, words, scale=0.1)
@@ -236,7 +236,7 @@ def test_ten_thousand_random_steps(name):
         return words, jnp.maximum(worst, jnp.stack([_error(*pair) for pair in pairs]))
 
     run = jax.jit(lambda words: jax.lax.fori_loop(0, 10_000, step, (words, jnp.zeros(4)))[1])
-    worst = np.asarray(run(LayerWords.empty(layer.sizes())))
+    worst = np.asarray(run(PartialSumBuffer.empty(layer.sizes())))
     assert (worst <= [0.03, 0.03, 2.0**-6, 2.0**-6]).all(), worst
 
 
@@ -300,7 +300,7 @@ def _arguments(layer: Layer, position: int, pages: int = 64, kind: str | None = 
         *(normal(1, D), Partial(normal(SPLITS, 1, D).astype(jnp.float32), dtype=jnp.bfloat16)),
         *(weights, jnp.cos(angles)[None], jnp.sin(angles)[None], *pools, table),
         *(jnp.array([position], jnp.int32), slot[None].astype(jnp.int32)),
-        LayerWords.empty(layer.sizes(bits)),
+        PartialSumBuffer.empty(layer.sizes(bits)),
     )
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from rjax.models import DecoderLayer, Linear
 from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.between_attention import mosaic
-from rjax.pallas_kernels.between_attention.arrivals import Arrivals
+from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier
 from rjax.pallas_kernels.between_attention.mosaic import BetweenWeights
 from rjax.pallas_kernels.kernel import HOPPER, Kernel, Problem
 from rjax.pallas_kernels.partial import Partial
@@ -21,8 +21,8 @@ from rjax.worker.kernels.layer_problem import plain_parts, unlike_llama
 class BetweenProblem(Problem):
     """What is between one attention and the next; with an obstacle, nothing else is known of it.
 
-    between_attention: (x, attended [T, E], `BetweenWeights`, `Arrivals`) to (the stream, the update
-    of the feed-forward or qkv of the next layer as a Partial, counters for the next layer).
+    between_attention: (x, attended [T, E], `BetweenWeights`, `GridBarrier`) to (the stream, the
+    update of the feed-forward or qkv of the next layer as a Partial, counters for the next layer).
 
     Attributes:
         depth: D.
@@ -115,10 +115,14 @@ def _refusal(problem: BetweenProblem) -> str | None:
 
 
 def _run(
-    problem: BetweenProblem, x: Array, attended: Array, weights: BetweenWeights, arrivals: Arrivals
-) -> tuple[Array, Partial, Arrivals]:
+    problem: BetweenProblem,
+    x: Array,
+    attended: Array,
+    weights: BetweenWeights,
+    barrier: GridBarrier,
+) -> tuple[Array, Partial, GridBarrier]:
     return mosaic.between_attention(
-        x, attended, weights, arrivals, problem.eps, early_weights=problem.early_weights
+        x, attended, weights, barrier, problem.eps, early_weights=problem.early_weights
     )
 
 

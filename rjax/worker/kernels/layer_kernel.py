@@ -8,7 +8,7 @@ from jaxtyping import Array
 from rjax.models.schemes import Scaled
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.one_row_layer.mosaic import (
-    LayerWords,
+    PartialSumBuffer,
     decoder_layer,
     layer_sizes,
     refusal,
@@ -52,7 +52,7 @@ def _run(problem: LayerProblem, x: Array, update: Any, *rest: Any) -> Any:
     if update is None:  # of the first layer; as many summands as in the others, for one kernel
         update = Partial(jnp.zeros((sizes.down.splits, *x.shape), jnp.float32), dtype=x.dtype)
     if words is None or words.current.shape != (sizes.words,):  # the layer before has other bits
-        words = LayerWords.empty(sizes)
+        words = PartialSumBuffer.empty(sizes)
     operands: tuple[Any, ...] = (x, update, *arrays, words)
     return decoder_layer(
         *operands,

@@ -22,7 +22,7 @@ class LayerProblem(Problem):
     """A decoder layer like Llama's; with an obstacle, nothing else is known of it.
 
     decoder_layer: (x, update or None, `LayerWeights`, cos, sin, K pages, V pages, page table,
-    positions, slots, `LayerWords` or None) to (x + the update of attention, the update of the
+    positions, slots, `PartialSumBuffer` or None) to (x + the update of attention, the update of the
     feed-forward, K pages, V pages, words for the next layer).
 
     Attributes:

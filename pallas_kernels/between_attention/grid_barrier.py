@@ -31,7 +31,7 @@ COUNTERS = 8
 @no_type_check  # JAX also builds it with other leaves than arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
-class Arrivals:
+class GridBarrier:
     """The counters of two launches, which take turns.
 
     Attributes:
@@ -43,7 +43,7 @@ class Arrivals:
     other: Int32[Array, " X"]
 
     @classmethod
-    def empty(cls) -> "Arrivals":
+    def empty(cls) -> "GridBarrier":
         """The counters before the first launch of a step, which clears ``other`` whatever it holds.
 
         Its ones keep the two arrays apart: see `mosaic_emit`, "Arrays that a kernel writes".
