@@ -245,7 +245,7 @@ def _operands(case: ExpertsCase, up: Any, down: Any) -> tuple[Any, Any]:
     if case.quantization is None:
         return up, down
     scheme = SCHEMES[case.quantization]
-    return grouped_weight(scheme, up, 2), grouped_weight(scheme, down, 1)
+    return grouped_weight(scheme.values, up, 2), grouped_weight(scheme.values, down, 1)
 
 
 def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from rjax.models.schemes.scheme import Leaf, WeightScheme
 from rjax.models.schemes.values import ScaleDType, Values
 from rjax.pallas_kernels.quantised_gemm.interleaving import interleave, natural
+from rjax.pallas_kernels.weight import ScaledLayout
 
 _VALUES: dict[str, Values] = {}
 ON_LOAD: dict[str, "Scaled"] = {}
@@ -65,6 +66,17 @@ class Scaled(WeightScheme):
         if self.zero_points:
             leaves["weight_zero_point"] = Leaf(letters, jnp.dtype(jnp.int8), "zeros", blocks)
         return leaves
+
+    def layout(self, block: tuple[int, int], interleaving: int | None) -> ScaledLayout:
+        """What kernels are told of a weight of which ``block`` (outputs, inputs) share a scale."""
+        return ScaledLayout(
+            values=self.values,
+            dtype=self.type.dtype,
+            block=block,
+            channels=self.block[1] is None,
+            zero_points=self.zero_points,
+            interleaving=interleaving,
+        )
 
     def is_interleaved(self, shape: tuple[int, ...]) -> bool:
         """Whether values of a shape are stored interleaved."""

@@ -132,7 +132,7 @@ def test_the_arithmetic_is_that_of_dequantised_weights(
         biases = tuple(jnp.asarray(draw.normal(size=s), jnp.bfloat16) for s in shapes)
         clamped = activation.clamped
     want = wanted(scheme, h, chosen, weights, up, down, activation, *biases)
-    both = grouped_weight(scheme, up, 2), grouped_weight(scheme, down, 1)
+    both = grouped_weight(scheme.values, up, 2), grouped_weight(scheme.values, down, 1)
     monkeypatch.setattr(mosaic, "choose_config", few_ctas)  # the interpreter takes long for each
     found = mosaic.experts(h, chosen, weights, *both, *(biases or (None, None)), clamped)
     live = np.asarray((chosen < J).all(1))
@@ -160,7 +160,7 @@ def lowered(scheme, T, D, F, J, X, biased=False):
     biases = ((J, 2, F), (J, D)) if biased else ()
 
     def run(h, chosen, weights, up, down, *biases):
-        both = grouped_weight(scheme, up, 2), grouped_weight(scheme, down, 1)
+        both = grouped_weight(scheme.values, up, 2), grouped_weight(scheme.values, down, 1)
         activation = CLAMPED.clamped if biased else None
         return mosaic.experts(h, chosen, weights, *both, *(biases or (None, None)), activation)
 
@@ -195,7 +195,7 @@ def test_refusals():
     for block in ((1, 16), (1, 96), (32, 128), (128, 256)):
         assert "scales of" in mosaic.refusal(2048, 768, jnp.bfloat16, (block,))
     h, chosen, weights, up, down = operands(SCHEMES["fp8"], 2, 3, 1, 64, 64)
-    both = [grouped_weight(SCHEMES["fp8"], up, 2), grouped_weight(SCHEMES["fp8"], down, 1)]
+    both = [grouped_weight("fp8", up, 2), grouped_weight("fp8", down, 1)]
     with pytest.raises(ValueError, match="bfloat16"):
         mosaic.experts(h.astype(jnp.float16), chosen, weights, *both)
 
@@ -235,7 +235,7 @@ def test_on_a_gpu(T, J, X, D, F, name, activation):
 
     @jax.jit
     def run(h, chosen, weights, up, down, biases):
-        both = grouped_weight(scheme, up, 2), grouped_weight(scheme, down, 1)
+        both = grouped_weight(scheme.values, up, 2), grouped_weight(scheme.values, down, 1)
         return mosaic.experts(h, chosen, weights, *both, *(biases or (None, None)), clamped)
 
     first, again = (run(h, chosen, weights, up, down, biases).summands for _ in range(2))

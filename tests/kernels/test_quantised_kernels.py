@@ -190,7 +190,7 @@ def test_refused(scheme, found):
     layer = linear("F -> D", scheme or SCHEMES["fp8"])
     problem = problem_of("F -> D", layer, 8)
     if scheme is None:
-        problem = dataclasses.replace(problem, scheme=None, scale_block=None)
+        problem = dataclasses.replace(problem, scheme=None, layout=None)
     choice = DISPATCHER.choose(problem)
     assert choice.kernel is not None and choice.kernel.name == "xla.linear"
     assert found in choice.refused[0][1]

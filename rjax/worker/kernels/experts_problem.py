@@ -13,6 +13,7 @@ from rjax.models.schemes import Scaled
 from rjax.models.schemes.grouped import is_interleaved
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
 from rjax.pallas_kernels.kernel import Problem
+from rjax.pallas_kernels.weight import ScaledLayout
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,8 @@ class ExpertsProblem(Problem):
     Attributes:
         depth: D.
         columns: (A, I) of one device.
-        scheme, scale_block: see `LinearProblem`, of the first weight.
-        down_scheme, down_scale_block: the same of the second.
+        scheme, layout: see `LinearProblem`, of the first weight.
+        down_scheme, down_layout: the same of the second.
         activation: activation between the two products.
         needs_partial: the devices have shares of the result, so that it must be a Partial.
         experts_elsewhere: experts of the other devices, where devices hold whole experts. Rows may
@@ -55,9 +56,9 @@ class ExpertsProblem(Problem):
     depth: int
     columns: tuple[int, int]
     scheme: WeightScheme
-    scale_block: tuple[int, int] | None
+    layout: ScaledLayout | None
     down_scheme: WeightScheme
-    down_scale_block: tuple[int, int] | None
+    down_layout: ScaledLayout | None
     activation: Activation
     needs_partial: bool
     experts_elsewhere: int
@@ -169,22 +170,23 @@ def experts_problem(
         depth=D,
         columns=(A, own_width),
         scheme=up.scheme,
-        scale_block=_scale_block(up, D),
+        layout=_layout(up, D),
         down_scheme=down.scheme,
-        down_scale_block=_scale_block(down, own_width),
+        down_layout=_layout(down, own_width),
         activation=activation,
         needs_partial=devices > 1,
         experts_elsewhere=J - local,
     )
 
 
-def _scale_block(linear: GroupedLinear, depth: int) -> tuple[int, int] | None:
-    """(outputs, inputs) that share a scale; ``depth`` is that of one device."""
+def _layout(linear: GroupedLinear, depth: int) -> ScaledLayout | None:
+    """The weight of one expert on one device, with ``depth`` inputs."""
     scheme = linear.scheme
     if not isinstance(scheme, Scaled):
         return None
     if scheme.block[1] is None:
-        return 1, depth
+        return scheme.layout((1, depth), scheme.type.interleaved_experts)
     # The scales have the axes J, inputs, outputs; of the outputs, blocks share the last.
     scale = linear.leaf_shape("weight_scale")
-    return linear.shape[-1] // scale[-1], linear.shape[1] // scale[1]
+    block = linear.shape[-1] // scale[-1], linear.shape[1] // scale[1]
+    return scheme.layout(block, scheme.type.interleaved_experts)

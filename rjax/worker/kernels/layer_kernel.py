@@ -5,7 +5,6 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rjax.models.schemes import Scaled
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.one_row_layer.mosaic import (
     PartialSumBuffer,
@@ -18,11 +17,6 @@ from rjax.worker.kernels.layer_problem import LayerProblem
 
 
 def _refusal(problem: LayerProblem) -> str | None:
-    scheme = problem.scheme
-    stored = {}
-    if isinstance(scheme, Scaled):
-        stored = {"values": scheme.values, "group": scheme.block[1]}
-        stored["zero_points"] = scheme.zero_points
     return refusal(
         rows=problem.rows,
         D=problem.depth,
@@ -34,20 +28,21 @@ def _refusal(problem: LayerProblem) -> str | None:
         rotary_dim=problem.rotary_dim,
         dtype=problem.dtype,
         kv_dtype=problem.kv_dtype,
-        **stored,
+        values=problem.values,
+        group=problem.group,
+        zero_points=problem.zero_points,
     )
 
 
 def _run(problem: LayerProblem, x: Array, update: Any, *rest: Any) -> Any:
     *arrays, words = rest
-    scheme = problem.scheme
     sizes = layer_sizes(
         D=problem.depth,
         N=problem.num_heads,
         K=problem.num_kv_heads,
         H=problem.head_dim,
         F=problem.width,
-        values=scheme.values if isinstance(scheme, Scaled) else None,
+        values=problem.values,
     )
     if update is None:  # of the first layer; as many summands as in the others, for one kernel
         update = Partial(jnp.zeros((sizes.down.splits, *x.shape), jnp.float32), dtype=x.dtype)

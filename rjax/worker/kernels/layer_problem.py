@@ -27,7 +27,9 @@ class LayerProblem(Problem):
 
     Attributes:
         depth, width: D and F.
-        scheme: how the weights are stored.
+        values: name of the type of values of few bits; None for unquantised weights.
+        group: inputs that share a scale; None for all.
+        zero_points: whether the weights have zero points.
         early_weights: see `LinearProblem`.
         num_heads, num_kv_heads, head_dim: N, K and H.
         rotary_dim: numbers of a head that rotate.
@@ -38,7 +40,9 @@ class LayerProblem(Problem):
 
     depth: int = 0
     width: int = 0
-    scheme: WeightScheme | None = None
+    values: str | None = None
+    group: int | None = None
+    zero_points: bool = False
     early_weights: bool = False
     num_heads: int = 0
     num_kv_heads: int = 0
@@ -80,7 +84,7 @@ def layer_problem(
         dtype=jnp.dtype(dtype).name,
         depth=D,
         width=mlp.down.depth,
-        scheme=attention.qkv.scheme,
+        **_stored_as(attention.qkv.scheme),
         early_weights=early_weights,
         eps=layer.attention_norm.eps,
         head_eps=0.0 if attention.q_norm is None else attention.q_norm.eps,
@@ -92,6 +96,16 @@ def layer_problem(
         kv_dtype=jnp.dtype(k_pages.dtype).name,
         page_size=k_pages.shape[2],
     )
+
+
+def _stored_as(scheme: WeightScheme) -> dict[str, Any]:
+    if not isinstance(scheme, Scaled):
+        return {}
+    return {
+        "values": scheme.values,
+        "group": scheme.block[1],
+        "zero_points": scheme.zero_points,
+    }
 
 
 def unlike_llama(layer: DecoderLayer) -> str | None:
@@ -170,6 +184,8 @@ def _stored(
 ) -> Array | ScaledWeight:
     """The stored weight; ``shape`` is the new shape of one in 16 bits, None keeps its own."""
     if isinstance(linear.scheme, Scaled):
-        return scaled_weight(linear.scheme, linear.leaves, linear.output_shape, matrices)
+        leaves = linear.leaves
+        interleaved = linear.scheme.is_interleaved(leaves["weight"].shape)
+        return scaled_weight(leaves, linear.output_shape, matrices, interleaved=interleaved)
     weight = linear.leaves["weight"]
     return weight if shape is None else weight.reshape(shape)

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from rjax.models import Activation, Linear, WeightScheme
+from rjax.models import Activation, Linear
+from rjax.models.schemes import Scaled
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
 from rjax.pallas_kernels.kernel import Problem
+from rjax.pallas_kernels.weight import ScaledLayout, WeightStorage
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class LinearProblem(Problem):
         depth: entries that are contracted.
         columns: shape of the result after T, before the activation.
         scheme: how the weight is stored; None where there is none.
-        scale_block: (outputs, inputs) that share a scale of the weight; None without scales.
+        layout: the weight's values and scales; None unless it has few bits.
         activation: activation of the operations that end with one.
         bias: whether a bias is added to the result.
         pending_bias: the update of a norm is a Partial with a bias.
@@ -41,8 +43,8 @@ class LinearProblem(Problem):
 
     depth: int = 0
     columns: tuple[int, ...] = ()
-    scheme: WeightScheme | None = None
-    scale_block: tuple[int, int] | None = None
+    scheme: WeightStorage | None = None
+    layout: ScaledLayout | None = None
     activation: Activation | None = None
     bias: bool = False
     pending_bias: bool = False
@@ -51,7 +53,7 @@ class LinearProblem(Problem):
     eps: float = 0.0
 
     @property
-    def schemes(self) -> tuple[WeightScheme, ...]:
+    def schemes(self) -> tuple[WeightStorage, ...]:
         """The scheme, if there is a weight."""
         return () if self.scheme is None else (self.scheme,)
 
@@ -126,7 +128,7 @@ def linear_problem(
         depth=sharding.depth,
         columns=sharding.columns,
         scheme=linear.scheme,
-        scale_block=_scale_block(linear, sharding.depth),
+        layout=_layout(linear, sharding.depth),
         activation=activation,
         bias=linear.bias is not None,
         pending_bias=pending_bias,
@@ -136,11 +138,13 @@ def linear_problem(
     )
 
 
-def _scale_block(linear: Linear, depth: int) -> tuple[int, int] | None:
-    """(outputs, inputs) that share a scale; ``depth`` is that of one device."""
-    if "weight_scale" not in dict(linear.leaf_letters):
+def _layout(linear: Linear, depth: int) -> ScaledLayout | None:
+    """The weight of one device, with ``depth`` inputs."""
+    scheme = linear.scheme
+    if not isinstance(scheme, Scaled):
         return None
     weight, scale = (getattr(linear, name).shape for name in ("weight", "weight_scale"))
     outputs = len(linear.output_shape)
     rows = math.prod(weight[:outputs]) // math.prod(scale[:outputs])
-    return rows, min(depth, math.prod(weight[outputs:]) // math.prod(scale[outputs:]))
+    columns = min(depth, math.prod(weight[outputs:]) // math.prod(scale[outputs:]))
+    return scheme.layout((rows, columns), scheme.type.interleaved)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from rjax.models.schemes import Scaled
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.quantised_gemm import (
@@ -20,17 +19,18 @@ from rjax.pallas_kernels.quantised_gemm import (
 )
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.weight import ScaledLayout
 from rjax.worker.kernels.linear_problem import LinearProblem
 
 
-def max_rows(scheme: Scaled) -> int | None:
+def max_rows(layout: ScaledLayout) -> int | None:
     """Most rows for which the streaming kernel is the fastest on an H200; None for any number.
 
     With more rows, cuBLAS is faster, with fp8 operands or with a dequantised copy of the weights.
     """
-    if scheme.values == "fp8":
-        return _MAX_ROWS_OF_CHANNELS if scheme.block[1] is None else None
-    return _MAX_ROWS_OF_INTEGERS[scheme.values]
+    if layout.values == "fp8":
+        return _MAX_ROWS_OF_CHANNELS if layout.channels else None
+    return _MAX_ROWS_OF_INTEGERS[layout.values]
 
 
 _MAX_ROWS_OF_CHANNELS = 64
@@ -38,10 +38,9 @@ _MAX_ROWS_OF_INTEGERS = {"int8": 512, "int4": 1024}
 
 
 def _gemm_refusal(problem: LinearProblem) -> str | None:
-    if not isinstance(problem.scheme, Scaled):
+    if problem.layout is None:
         return "unquantised weights"
-    assert problem.scale_block is not None
-    most = max_rows(problem.scheme)
+    most = max_rows(problem.layout)
     if most is not None and problem.rows > most:
         return f"{problem.rows} rows; with more than {most}, cuBLAS is faster"
     activated = problem.activation is not None
@@ -50,9 +49,9 @@ def _gemm_refusal(problem: LinearProblem) -> str | None:
         problem.depth,
         problem.columns[-1] if activated else problem.width,
         problem.dtype,
-        problem.scheme.type.dtype,
-        problem.scale_block,
-        problem.scheme.zero_points,
+        problem.layout.dtype,
+        problem.layout.block,
+        problem.layout.zero_points,
     )
 
 
@@ -64,10 +63,10 @@ def _gate_up_refusal(problem: LinearProblem) -> str | None:
 
 def _norm_refusal(problem: LinearProblem) -> str | None:
     """Reason why the norm with fp8 rows cannot run, or None; other rows gain nothing by it."""
-    if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
+    if problem.layout is None or problem.layout.values != "fp8":
         return "weights that are not fp8"
-    if problem.scale_block != (1, problem.depth):
-        return f"scales of blocks {problem.scale_block}; it takes channels"
+    if problem.layout.block != (1, problem.depth):
+        return f"scales of blocks {problem.layout.block}; it takes channels"
     if problem.pending_bias:
         return "a pending bias; the kernel takes updates without one"
     return quantised_rows.refusal(problem.depth, problem.dtype)
@@ -83,14 +82,13 @@ def _norm_gate_up_refusal(problem: LinearProblem) -> str | None:
 
 def _one_row_refusal(problem: LinearProblem) -> str | None:
     """Reason why the GEMM cannot compute the norm itself, or None."""
-    if not isinstance(problem.scheme, Scaled):
+    if problem.layout is None:
         return "unquantised weights"
-    assert problem.scale_block is not None
     return one_row.normed_refusal(
         problem.rows,
         problem.depth,
-        problem.scheme.type.dtype,
-        problem.scale_block,
+        problem.layout.dtype,
+        problem.layout.block,
         problem.pending_bias,
     )
 
@@ -105,37 +103,36 @@ def _norm_row_gate_up_refusal(problem: LinearProblem) -> str | None:
 
 def _merge_gemm_refusal(problem: LinearProblem) -> str | None:
     """Reason why relay fusion that quantises rows cannot run, or None; other rows gain nothing."""
-    if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
+    if problem.layout is None or problem.layout.values != "fp8":
         return "weights that are not fp8"
-    if problem.scale_block != (1, problem.depth):
-        return f"scales of blocks {problem.scale_block}; it takes channels"
+    if problem.layout.block != (1, problem.depth):
+        return f"scales of blocks {problem.layout.block}; it takes channels"
     why = merge_quantise.refusal(problem.depth, problem.dtype)
     return why or _gemm_refusal(problem)
 
 
 def _merge_row_gemm_refusal(problem: LinearProblem) -> str | None:
-    if not isinstance(problem.scheme, Scaled):
+    if problem.layout is None:
         return "unquantised weights"
-    assert problem.scale_block is not None
-    values = problem.scheme.type.dtype
-    why = one_row.merged_refusal(problem.rows, problem.depth, values, problem.scale_block)
+    values = problem.layout.dtype
+    why = one_row.merged_refusal(problem.rows, problem.depth, values, problem.layout.block)
     return why or _gemm_refusal(problem)
 
 
 def _fp8_dot_refusal(problem: LinearProblem) -> str | None:
-    if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
+    if problem.layout is None or problem.layout.values != "fp8":
         return "weights that are not fp8"
     if jnp.dtype(problem.dtype).itemsize != 2:
         return f"rows of {problem.dtype}; it takes 16-bit dtypes"
-    if problem.scale_block != (1, problem.depth):
-        return f"scales of blocks {problem.scale_block}; it takes channels"
+    if problem.layout.block != (1, problem.depth):
+        return f"scales of blocks {problem.layout.block}; it takes channels"
     if problem.rows <= _MAX_ROWS_OF_CHANNELS:
         return f"{problem.rows} rows; it takes more than {_MAX_ROWS_OF_CHANNELS}"
     return None
 
 
 def scaled_weight(
-    scheme: Scaled, leaves: Mapping[str, Array], columns: tuple[int, ...], matrices: int
+    leaves: Mapping[str, Array], columns: tuple[int, ...], matrices: int, *, interleaved: bool
 ) -> ScaledWeight:
     """The kernel operand of a projection's leaves; ``columns`` is the result's shape after T."""
 
@@ -149,13 +146,14 @@ def scaled_weight(
         flat(leaves["weight"]),
         flat(leaves["weight_scale"]),
         None if zero_points is None else flat(zero_points),
-        interleaved=scheme.is_interleaved(leaves["weight"].shape),
+        interleaved=interleaved,
     )
 
 
 def _scaled_weight(problem: LinearProblem, leaves: dict[str, Array], matrices: int) -> ScaledWeight:
-    assert isinstance(problem.scheme, Scaled)
-    weight = scaled_weight(problem.scheme, leaves, problem.columns, matrices)
+    assert problem.layout is not None
+    interleaved = problem.layout.is_interleaved(leaves["weight"].shape[-1])
+    weight = scaled_weight(leaves, problem.columns, matrices, interleaved=interleaved)
     return dataclasses.replace(weight, is_early=problem.early_weights)
 
 

@@ -2,8 +2,6 @@
 
 from jaxtyping import Array
 
-from rjax.models.schemes import Scaled
-from rjax.models.schemes.grouped import is_interleaved
 from rjax.pallas_kernels.grouped_gemm import mosaic
 from rjax.pallas_kernels.grouped_gemm.grouped_weight import GroupedWeight
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
@@ -16,24 +14,23 @@ def _refusal(problem: ExpertsProblem) -> str | None:
     if not (activation.is_swiglu or activation.clamp is not None):
         return "it takes silu with a gate"
     blocks = []
-    for scheme, block, depth in (
-        (problem.scheme, problem.scale_block, problem.depth),
-        (problem.down_scheme, problem.down_scale_block, problem.columns[-1]),
+    for layout, depth in (
+        (problem.layout, problem.depth),
+        (problem.down_layout, problem.columns[-1]),
     ):
-        if not isinstance(scheme, Scaled):
+        if layout is None:
             return "unquantised weights"
-        if scheme.zero_points:
-            return f"{scheme.name} with zero points; it takes symmetric values"
-        if scheme.values != "int8" and not is_interleaved(scheme, (depth,)):
-            return f"{depth} inputs of {scheme.name} in plain order"
-        if scheme.block[1] is None:
+        if layout.zero_points:
+            return f"{layout.values} with zero points; it takes symmetric values"
+        if layout.values != "int8" and not layout.is_interleaved(depth):
+            return f"{depth} inputs of {layout.values} in plain order"
+        if layout.channels:
             blocks.append(None)
             continue
-        assert block is not None
-        of_outputs = block[0] > 1
-        if scheme.values == "int8" or of_outputs != (scheme.values == "fp8"):
-            return f"scales of {block[0]} x {block[1]} {scheme.name}"
-        blocks.append(block)
+        outputs, inputs = layout.block
+        if layout.values == "int8" or (outputs > 1) != (layout.values == "fp8"):
+            return f"scales of {outputs} x {inputs} {layout.values}"
+        blocks.append(layout.block)
     return mosaic.refusal(problem.depth, problem.columns[-1], problem.dtype, tuple(blocks))
 
 
@@ -48,7 +45,7 @@ def _run(
     down_bias: Array | None,
 ) -> Partial:
     activation = problem.activation
-    assert isinstance(problem.scheme, Scaled) and isinstance(problem.down_scheme, Scaled)
+    assert problem.layout is not None and problem.down_layout is not None
     if problem.needs_partial and down_bias is not None:
         down_bias = down_bias[0]
     clamped = activation.clamped if activation.clamp is not None else None
@@ -56,8 +53,8 @@ def _run(
         h,
         chosen,
         weights,
-        grouped_weight(problem.scheme, up, 2),
-        grouped_weight(problem.down_scheme, down, 1),
+        grouped_weight(problem.layout.values, up, 2),
+        grouped_weight(problem.down_layout.values, down, 1),
         up_bias,
         down_bias,
         clamped,
@@ -65,15 +62,15 @@ def _run(
     )
 
 
-def grouped_weight(scheme: Scaled, leaves: dict[str, Array], matrices: int) -> GroupedWeight:
-    """The kernel operand of the leaves of a `GroupedLinear` with ``matrices`` matrices."""
+def grouped_weight(kind: str, leaves: dict[str, Array], matrices: int) -> GroupedWeight:
+    """The kernel operand of the leaves of experts with ``matrices`` matrices of values ``kind``."""
     values, scale = leaves["weight"], leaves["weight_scale"]
     J, depth = values.shape[0], values.shape[-1]
-    of_depth = () if scheme.block[1] is None else scale.shape[1:2]
+    of_depth = scale.shape[1:2] if scale.ndim == values.ndim else ()
     return GroupedWeight(
         values.reshape(J, matrices, -1, depth),
         scale.reshape(J, *of_depth, matrices, -1),
-        kind=scheme.values,
+        kind=kind,
     )
 
 
