@@ -21,7 +21,10 @@ BY_NAME = {backend.name: backend for backend in BACKENDS}
 
 @pytest.fixture
 def jax_triton(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax_triton", types.ModuleType("jax_triton"))
+    module = types.ModuleType("jax_triton")
+    vars(module).update(__version__="0.3.1", __version_info__=(0, 3, 1))
+    monkeypatch.setitem(sys.modules, "jax_triton", module)
+    return module
 
 
 def refusal(name, device=HOPPER, **change):
@@ -100,7 +103,14 @@ def test_triton_names_the_missing_package(monkeypatch):
     reason = refusal("triton")
     assert reason is not None
     assert reason.startswith("jax-triton cannot be imported (")
-    assert reason.endswith("; run: pip install jax-triton")
+    assert reason.endswith('; run: pip install "jax-triton<0.4"')
+
+
+def test_triton_names_versions_that_it_cannot_call(jax_triton):
+    vars(jax_triton).update(__version__="0.4.1", __version_info__=(0, 4, 1))
+    assert refusal("triton") == (
+        'jax-triton is 0.4.1, which is called otherwise; run: pip install "jax-triton<0.4"'
+    )
 
 
 def test_xla_refuses_nothing():

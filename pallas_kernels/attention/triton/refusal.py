@@ -32,7 +32,13 @@ def shape_refusal(shape: AttentionShape) -> str | None:
 
 def _installation_refusal() -> str | None:
     try:
-        import jax_triton  # noqa: F401
+        import jax_triton
     except ImportError as error:
-        return f"jax-triton cannot be imported ({error}); run: pip install jax-triton"
+        return f"jax-triton cannot be imported ({error}); run: {_INSTALL}"
+    if jax_triton.__version_info__ >= _TOO_NEW:
+        return f"jax-triton is {jax_triton.__version__}, which is called otherwise; run: {_INSTALL}"
     return None
+
+
+_TOO_NEW = (0, 4)
+_INSTALL = 'pip install "jax-triton<0.4"'
