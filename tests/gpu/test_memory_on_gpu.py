@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 # Long beyond the answers, so that sequences grow by several pages.
 LONG = SamplingParams(temperature=0, max_tokens=140, ignore_eos=True)
 QUESTIONS = demo_questions()[:8]
-SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 1920}
+SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 2048}
 
 
 def start(**options) -> LLM:
