@@ -22,7 +22,6 @@ from rjax.models.loading.load import LoadedModel, init_model, load_model
 from rjax.models.loading.save import save_model
 from rjax.models.loading.tensors import weights_digest
 from rjax.models.operations import (
-    Activation,
     HeadNorms,
     HeadOptions,
     HeadsOperations,
@@ -34,6 +33,7 @@ from rjax.models.placement import bytes_of_device, place
 from rjax.models.rope import Rotary, rotary_tables
 from rjax.models.routing import Routing
 from rjax.models.schemes import Leaf, WeightScheme
+from rjax.pallas_kernels.gemm.activation import Activation
 
 BUNDLED_MODEL: Path = Path(__file__).parent / "tables" / "checkpoint"
 """Folder of the small model that ships with the package."""

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -17,11 +16,11 @@ from rjax.models.layers.norm import Norm
 from rjax.models.rope import Rotary
 from rjax.models.routing import Routing, route, router_logits
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.residual.base import add_rms_norm
 from rjax.pallas_kernels.rope_and_cache.base import split_qkv
-from rjax.pallas_kernels.silu_and_mul.xla import silu_and_mul
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 
@@ -40,53 +39,6 @@ class Residual:
     def total(self) -> Float[Array, "T D"]:
         """The stream with its update added."""
         return self.x if self.update is None else self.x + reduced(self.update)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Activation:
-    """The activation of a feed-forward block.
-
-    Attributes:
-        name: "silu", "relu", "gelu" or "gelu_tanh".
-        gated: the first entry of axis A goes through it and multiplies the second.
-        clamp: limit in gpt-oss's SwiGLU, min(gate, clamp) * sigmoid(alpha * gate) * (up + 1), with
-            up clipped to the same limit on both sides; None for the plain one.
-        alpha: factor in the same SwiGLU.
-    """
-
-    name: str
-    gated: bool
-    clamp: float | None = None
-    alpha: float = 1.0
-
-    @property
-    def is_swiglu(self) -> bool:
-        """Whether it is silu(gate) * up, for which there are kernels."""
-        return self.gated and self.name == "silu" and self.clamp is None
-
-    def __call__(self, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
-        """The activated product, in plain JAX."""
-        if self.is_swiglu:
-            return silu_and_mul(h)
-        if self.clamp is not None:
-            return self.clamped(h[:, 0], h[:, 1])
-        hidden = _ACTIVATIONS[self.name](h[:, 0])
-        return hidden * h[:, 1] if self.gated else hidden
-
-    def clamped(self, gate: Array, up: Array) -> Array:
-        """The clamped SwiGLU of gpt-oss; also traced in kernels."""
-        assert self.clamp is not None
-        gate = jnp.minimum(gate, self.clamp)
-        up = jnp.minimum(jnp.maximum(up, -self.clamp), self.clamp)
-        return gate / (1.0 + jnp.exp(-self.alpha * gate)) * (up + 1.0)
-
-
-_ACTIVATIONS = {
-    "silu": jax.nn.silu,
-    "relu": jax.nn.relu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-}
 
 
 @jax.tree_util.register_dataclass

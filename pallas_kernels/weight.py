@@ -35,7 +35,7 @@ class ScaledLayout:
         block: (outputs, inputs) that share a scale.
         channels: each output has one scale, whatever its number of inputs.
         zero_points: whether there are zero points.
-        interleaving: inputs that are reordered among themselves (`quantised_gemm.interleaving`), if
+        interleaving: inputs that are reordered among themselves (`few_bits.interleaving`), if
             a multiple of them is stored; None for plain order.
     """
 

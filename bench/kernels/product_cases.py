@@ -9,17 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rjax.pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm.config import GemmConfig
-from rjax.pallas_kernels.quantised_gemm.mosaic import (
+from rjax.pallas_kernels.gemm.few_bits.config import GemmConfig
+from rjax.pallas_kernels.gemm.few_bits.quantised_gemm import (
     gemm_configs,
     quantised_gate_up_gemm,
     quantised_gemm,
 )
-from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows, quantise_rows_xla
-from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
-from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
+from rjax.pallas_kernels.gemm.few_bits.quantised_rows import QuantisedRows, quantise_rows_xla
+from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.gemm.gate_up_gemm import gate_up_gemm
+from rjax.pallas_kernels.gemm.split_k_gemm import split_k_gemm
+from rjax.pallas_kernels.partial import Partial
 
 SCHEMES = ("bf16", "fp8", "fp8 blocks", "int8", "int4", "int4 interleaved")
 ROWS = (1, 8, 16, 32, 64)

@@ -29,10 +29,10 @@ from bench.ceilings import Ceilings, measure_ceilings
 from bench.kernels.result_file import ResultFile
 from bench.kernels.run_table import reason
 from bench.kernels.timing import burst_seconds
-from rjax.models import Activation
 from rjax.models.layers.parameter import array_bytes
 from rjax.models.schemes import ON_LOAD, Scaled
 from rjax.models.schemes.grouped import dequantise_expert, grouped_leaves
+from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.grouped_gemm import mosaic, xla
 from rjax.pallas_kernels.grouped_gemm.config import choose_tile_rows
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list

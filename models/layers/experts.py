@@ -11,7 +11,8 @@ from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import parameter
-from rjax.models.operations import Activation, Operations, Residual
+from rjax.models.operations import Operations, Residual
+from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.partial import reduced
 
 

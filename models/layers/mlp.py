@@ -6,7 +6,8 @@ from jax.typing import DTypeLike
 from rjax.models.config import ModelConfig
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
-from rjax.models.operations import Activation, Operations, Residual
+from rjax.models.operations import Operations, Residual
+from rjax.pallas_kernels.gemm.activation import Activation
 
 
 class Mlp(nnx.Module):

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from rjax.models.schemes.scaled import Scaled, register_values
 from rjax.models.schemes.values import Values
-from rjax.pallas_kernels.quantised_gemm.interleaving import INTERLEAVED_BYTES
+from rjax.pallas_kernels.gemm.few_bits.interleaving import INTERLEAVED_BYTES
 
 
 class Fp8(Values):

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from rjax.models.schemes.scaled import Scaled
 from rjax.models.schemes.scheme import Leaf, WeightScheme
-from rjax.pallas_kernels.quantised_gemm.interleaving import interleave, natural
+from rjax.pallas_kernels.gemm.few_bits.interleaving import interleave, natural
 
 _OF_BLOCKS = ("weight_scale", "weight_zero_point")
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from rjax.models.schemes.scaled import Scaled, register_values
 from rjax.models.schemes.values import Values
-from rjax.pallas_kernels.quantised_gemm.interleaving import INTERLEAVED
+from rjax.pallas_kernels.gemm.few_bits.interleaving import INTERLEAVED
 
 register_values(
     Values("int8", np.dtype(np.int8), largest=127.0, random_scale=2.7e-4), on_load=Scaled("int8")

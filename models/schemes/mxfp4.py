@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Num
 
 from rjax.models.schemes.scaled import Scaled, register_values
 from rjax.models.schemes.values import ScaleDType, Values
-from rjax.pallas_kernels.quantised_gemm.interleaving import INTERLEAVED
+from rjax.pallas_kernels.gemm.few_bits.interleaving import INTERLEAVED
 
 EXPONENT_BIAS = 127
 """Exponent bias of a scale: the number e means 2 ** (e - 127)."""

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from rjax.models.schemes.scheme import Leaf, WeightScheme
 from rjax.models.schemes.values import ScaleDType, Values
-from rjax.pallas_kernels.quantised_gemm.interleaving import interleave, natural
+from rjax.pallas_kernels.gemm.few_bits.interleaving import interleave, natural
 from rjax.pallas_kernels.weight import ScaledLayout
 
 _VALUES: dict[str, Values] = {}

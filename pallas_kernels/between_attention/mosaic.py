@@ -30,7 +30,7 @@ from jaxtyping import Array, Float
 from rjax.pallas_kernels.between_attention.cta import BetweenCta, Slots, store_transposed
 from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier, arrive, clear, wait_for
 from rjax.pallas_kernels.between_attention.sizes import WGMMA_M, BetweenSizes, Product
-from rjax.pallas_kernels.gemv_row import reduce_warpgroup
+from rjax.pallas_kernels.gemm.gemv_row import reduce_warpgroup
 from rjax.pallas_kernels.mosaic_emit import (
     THREADS,
     begin_kernel,

@@ -15,7 +15,7 @@ class GroupedWeight:
 
     Attributes:
         values: [J, W, E, D], outputs before inputs; float8_e4m3fn, int8 or int4. All but int8 are
-            interleaved along the inputs (``quantised_gemm.interleaving``).
+            interleaved along the inputs (``few_bits.interleaving``).
         scale: [J, W, E] per channel, or [J, D / inputs, W, E / outputs] per block.
         kind: what the values are; with mxfp4, int4 holds the bits of float4_e2m1fn and the scale is
             the exponent of float8_e8m0fnu, at most 128.

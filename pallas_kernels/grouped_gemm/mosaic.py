@@ -16,6 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
+from rjax.pallas_kernels.gemm.few_bits.interleaving import INTERLEAVED
 from rjax.pallas_kernels.grouped_gemm import work_list_mosaic
 from rjax.pallas_kernels.grouped_gemm.config import (
     BLOCK_K,
@@ -32,7 +33,6 @@ from rjax.pallas_kernels.grouped_gemm.stream import grouped_gemm
 from rjax.pallas_kernels.grouped_gemm.widened_operand import WidenedWeights
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm.interleaving import INTERLEAVED
 
 _MOST_INPUTS = 256  # of a pipeline stage
 type Activation = Callable[[Array, Array], Array]

@@ -6,11 +6,11 @@ from typing import Any, no_type_check
 import jax
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.one_row_layer.few_bit_gemv import FewBits
 from rjax.pallas_kernels.one_row_layer.sizes import LINE_BITS
 from rjax.pallas_kernels.one_row_layer.smem_row import GROUP
 from rjax.pallas_kernels.one_row_layer.stage_scales import StageScales
-from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 
 BITS = {"fp8": 8, "int8": 8, "int4": 4}
 """Bits of a weight, for each few-bit scheme that the kernel takes."""

@@ -2,7 +2,7 @@
 
 A thread loads words of 32 bits of a column's neighbours in depth, and tensor cores take pairs of
 such neighbours, two at a time (`slots`). Which pair of the row a pair of weights belongs to follows
-from their order in memory (`row_pair`): int4 is interleaved (``quantised_gemm.interleaving``), 8
+from their order in memory (`row_pair`): int4 is interleaved (``few_bits.interleaving``), 8
 bits are not.
 """
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from jaxlib.mlir.dialects import arith, llvm
 
+from rjax.pallas_kernels.gemm.few_bits.interleaving import PAIRS, PAIRS_OF_BYTES
 from rjax.pallas_kernels.mosaic_emit import add, i32, i32_type, mul
 from rjax.pallas_kernels.one_row_layer.threads import thread
-from rjax.pallas_kernels.quantised_gemm.interleaving import PAIRS, PAIRS_OF_BYTES
 
 _BOTH_HALVES = 0x00010001
 _BIASED_BYTES = 0x64646464  # upper bytes of float16: with a byte below, 1024 + it

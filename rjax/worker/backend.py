@@ -12,10 +12,10 @@ from rjax.models import ModelConfig
 from rjax.pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
 from rjax.pallas_kernels.attention.plan.host import PlanShape, choose_kv_split_size
 from rjax.pallas_kernels.attention.registry import BACKENDS
+from rjax.pallas_kernels.gemm.base import LinearProblem
+from rjax.pallas_kernels.gemm.skinny_gemm import ROWS
 from rjax.pallas_kernels.kernel import DeviceInfo, Problem
-from rjax.pallas_kernels.skinny_gemm import ROWS
 from rjax.worker.kernels import Dispatcher
-from rjax.worker.kernels.linear_problem import LinearProblem
 from rjax.worker.recorded_operations import layer_choices
 
 _log = logging.getLogger("rjax")

@@ -10,7 +10,6 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, Float32, Int
 
 from rjax.models import (
-    Activation,
     DecoderLayer,
     Embedding,
     GroupedLinear,
@@ -26,6 +25,8 @@ from rjax.models import (
 )
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
+from rjax.pallas_kernels.gemm.activation import Activation
+from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.residual.base import ResidualProblem
@@ -42,12 +43,7 @@ from rjax.worker.kernels.experts_problem import (
     own_experts,
     shares_of_bias,
 )
-from rjax.worker.kernels.linear_problem import (
-    LinearProblem,
-    LinearSharding,
-    linear_problem,
-    linear_sharding,
-)
+from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
 from rjax.worker.layer_kernels import LayerKernels, Pools
 from rjax.worker.value_specs import shares, value_specs
 

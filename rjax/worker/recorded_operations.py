@@ -25,6 +25,7 @@ from rjax.models import (
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.residual.base import ResidualProblem
@@ -34,7 +35,6 @@ from rjax.worker.kernels import Choice, Dispatcher
 from rjax.worker.kernels.between_attention import BetweenProblem
 from rjax.worker.kernels.experts_problem import ExpertsProblem, RouteProblem
 from rjax.worker.kernels.layer_problem import LayerProblem
-from rjax.worker.kernels.linear_problem import LinearProblem
 from rjax.worker.layer_kernels import Pools
 from rjax.worker.operations import DispatchedOperations
 

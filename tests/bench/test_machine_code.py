@@ -9,8 +9,8 @@ import pytest
 
 from bench import assembler, machine_code
 from rjax.benchmarks.records import command, load
+from rjax.pallas_kernels.gemm.split_k_gemm import split_k_gemm
 from rjax.pallas_kernels.residual import add_rms_norm as norm
-from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 
 SAID = """\
 ptxas info    : (C7519) warpgroup.arrive is injected in around line 415 by compiler

@@ -11,7 +11,7 @@ from rjax.models import ModelConfig, config_from_dict
 from rjax.models.formats import OnLoad
 from rjax.models.loading.config import with_quantization
 from rjax.models.schemes import ON_LOAD, Scaled
-from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
+from rjax.pallas_kernels.gemm.few_bits.config import FEW_ROWS
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.kernels.uses import dequantised_projections
 

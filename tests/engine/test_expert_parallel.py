@@ -11,9 +11,10 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.models import Activation, GroupedLinear, config_from_dict, place
+from rjax.models import GroupedLinear, config_from_dict, place
 from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.attention.plan.host import PlanShape
+from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.worker.backend import choose_backend
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.experts_problem import expert_specs, experts_problem

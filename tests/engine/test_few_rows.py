@@ -17,13 +17,13 @@ from rjax.models.formats import OnLoad
 from rjax.models.loading.config import with_quantization
 from rjax.models.schemes import ON_LOAD
 from rjax.pallas_kernels.attention import xla as attention
+from rjax.pallas_kernels.gemm.activation import silu_and_mul
+from rjax.pallas_kernels.gemm.base import split_k_gemm
+from rjax.pallas_kernels.gemm.few_bits.config import FEW_ROWS
+from rjax.pallas_kernels.gemm.skinny_gemm import ROWS
 from rjax.pallas_kernels.kernel import Kernel
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
 from rjax.pallas_kernels.residual.base import add_rms_norm
-from rjax.pallas_kernels.silu_and_mul.xla import silu_and_mul
-from rjax.pallas_kernels.skinny_gemm import ROWS
-from rjax.pallas_kernels.split_k_gemm import xla
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.sampling import SamplingParams
 from rjax.worker.backend import Backend, choose_backend, streamed_rows
@@ -86,7 +86,7 @@ class PlainForms:
 
     def _linear(self, problem, h, leaves):
         self.called.add((problem.operation, problem.rows))
-        partial = xla.split_k_gemm(h, _matrix(problem, leaves), 2)
+        partial = split_k_gemm(h, _matrix(problem, leaves), 2)
         shape = (*partial.summands.shape[:2], *problem.columns)
         return Partial(partial.summands.reshape(shape), dtype=h.dtype)
 

@@ -9,7 +9,7 @@ from rjax.benchmarks.model_shapes import SHAPES
 from rjax.build import plan_engine
 from rjax.models import Decoder, config_from_dict
 from rjax.models.sharding import single_device_mesh
-from rjax.pallas_kernels.skinny_gemm import ROWS
+from rjax.pallas_kernels.gemm.skinny_gemm import ROWS
 from rjax.sampling import SamplingParams, init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.step import StepState, compile_step

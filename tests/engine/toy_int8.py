@@ -6,9 +6,9 @@ import jax.numpy as jnp
 
 from rjax.models import Leaf, StoredTensor, WeightFormat, WeightScheme, register_format
 from rjax.models.schemes import UNQUANTISED
+from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, register_kernel
 from rjax.pallas_kernels.partial import Partial
-from rjax.worker.kernels.linear_problem import LinearProblem
 
 CALLED: set[tuple[str, int]] = set()  # (axes, rows) of what the kernel computed
 

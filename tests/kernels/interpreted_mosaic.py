@@ -16,7 +16,7 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, jaxpr_interpret,
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from rjax.pallas_kernels.quantised_gemm.interleaving import natural
+from rjax.pallas_kernels.gemm.few_bits.interleaving import natural
 
 
 def store_transposed(ref, value, first, first_row) -> None:

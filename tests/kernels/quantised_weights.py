@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 
 KINDS = (
     *("fp8", "fp8 blocks", "int8"),

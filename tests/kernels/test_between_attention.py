@@ -10,11 +10,11 @@ import pytest
 from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier
 from rjax.pallas_kernels.between_attention.mosaic import BetweenWeights, between_attention, refusal
 from rjax.pallas_kernels.between_attention.sizes import BetweenSizes
-from rjax.pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
+from rjax.pallas_kernels.gemm.gate_up_gemm import gate_up_gemm
+from rjax.pallas_kernels.gemm.split_k_gemm import split_k_gemm
 from rjax.pallas_kernels.mosaic_emit import num_sms
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.residual.add_rms_norm import add_rms_norm
-from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 
 EPS = 1e-6
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rjax.pallas_kernels.gemm import activation as xla_activation
+from rjax.pallas_kernels.gemm import silu_and_mul as mosaic_activation
 from rjax.pallas_kernels.residual import add_rms_norm as mosaic_norm
 from rjax.pallas_kernels.residual import base as xla_norm
-from rjax.pallas_kernels.silu_and_mul import mosaic as mosaic_activation
-from rjax.pallas_kernels.silu_and_mul import xla as xla_activation
 
 NORMS = [(64, 4096), (1, 4096), (16, 896), (70, 384)]
 ACTIVATIONS = [(64, 14336), (1, 14336), (16, 4864), (5, 1024), (3, 136)]

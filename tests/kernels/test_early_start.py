@@ -11,10 +11,10 @@ from jaxlib.mlir import ir
 
 from bench.machine_code import kernels_of, lowered_step
 from bench.step_roofline import DecodeCase
-from rjax.pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
-from rjax.pallas_kernels.quantised_gemm.mosaic import quantised_gemm
-from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
-from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
+from rjax.pallas_kernels.gemm.few_bits.quantised_gemm import quantised_gemm
+from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.gemm.gate_up_gemm import gate_up_gemm
+from rjax.pallas_kernels.gemm.split_k_gemm import split_k_gemm
 
 _WAIT, _TRIGGER = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 _COPY = re.compile(r"cp[.]async[.]bulk[.]tensor")

@@ -15,8 +15,8 @@ from jaxlib.mlir.dialects import nvvm
 from bench.machine_code import kernels_of
 from rjax.pallas_kernels.attention import mosaic
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
-from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
+from rjax.pallas_kernels.gemm.gate_up_gemm import gate_up_gemm
+from rjax.pallas_kernels.gemm.split_k_gemm import split_k_gemm
 from rjax.pallas_kernels.tma_copy import evict_first
 
 _COPY = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME

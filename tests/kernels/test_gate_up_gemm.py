@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rjax.pallas_kernels.gate_up_gemm import mosaic
+from rjax.pallas_kernels.gemm.gate_up_gemm import gate_up_gemm
 
 # (T, D, F): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B
 SHAPES = [
@@ -29,7 +29,7 @@ def arguments(T, D, F, dtype=jnp.bfloat16):
 def test_lowers(shape, dtype):
     T, D, F = shape
     h, w = (jax.ShapeDtypeStruct(s, dtype) for s in ((T, D), (D, 2, F)))
-    traced = jax.jit(mosaic.gate_up_gemm).trace(h, w)
+    traced = jax.jit(gate_up_gemm).trace(h, w)
     traced.lower(lowering_platforms=("cuda",))
     assert (traced.out_info.shape, traced.out_info.dtype) == ((T, F), dtype)
 
@@ -45,7 +45,7 @@ def test_lowers(shape, dtype):
 )
 def test_what_the_kernel_does_not_take(T, D, F, dtype, found):
     with pytest.raises(ValueError, match=found):
-        mosaic.gate_up_gemm(*arguments(T, D, F, dtype))
+        gate_up_gemm(*arguments(T, D, F, dtype))
 
 
 @pytest.mark.gpu
@@ -53,7 +53,7 @@ def test_what_the_kernel_does_not_take(T, D, F, dtype, found):
 @pytest.mark.parametrize("shape", [*SHAPES, (8, 64, 64)])
 def test_against_float32(shape):
     h, w = arguments(*shape)
-    run = jax.jit(mosaic.gate_up_gemm)
+    run = jax.jit(gate_up_gemm)
     first, again = np.asarray(run(h, w), np.float32), np.asarray(run(h, w), np.float32)
     np.testing.assert_array_equal(first, again)
     with jax.default_matmul_precision("highest"):

@@ -9,7 +9,7 @@ import pytest
 from interpreted_mosaic import interpreting
 from jax.experimental import pallas as pl
 
-from rjax.models.operations import Activation
+from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.grouped_gemm import mosaic, work_list_mosaic
 from rjax.pallas_kernels.grouped_gemm import xla as plain
 from rjax.pallas_kernels.grouped_gemm.config import GroupedConfig

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from attention_rows import normal
 
-from rjax.pallas_kernels.quantised_gemm import quantised_rows
-from rjax.pallas_kernels.quantised_gemm.merge_quantise import merge_quantise, refusal
+from rjax.pallas_kernels.gemm.few_bits import quantised_rows
+from rjax.pallas_kernels.gemm.few_bits.merge_quantise import merge_quantise, refusal
 from rjax.pallas_kernels.relay_fusion.mosaic import merge_rows
 from rjax.pallas_kernels.relay_fusion.reference import relay_fusion_reference
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention

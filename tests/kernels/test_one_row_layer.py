@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from rjax.models.schemes import Scaled
+from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.one_row_layer import mosaic
 from rjax.pallas_kernels.one_row_layer.mosaic import PartialSumBuffer
 from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
 from rjax.pallas_kernels.one_row_layer.weights import LayerWeights
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.words import EMPTY
 from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
 from rjax.worker.kernels.layer_problem import LayerProblem

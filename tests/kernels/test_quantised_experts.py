@@ -12,12 +12,12 @@ from test_grouped_gemm import CLAMPED, STAND_INS, SWIGLU, problem
 
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.grouped import arrange_grouped, dequantise_expert, grouped_leaves
+from rjax.pallas_kernels.gemm.few_bits import upcast
+from rjax.pallas_kernels.gemm.few_bits.interleaving import natural
 from rjax.pallas_kernels.grouped_gemm import mosaic
 from rjax.pallas_kernels.grouped_gemm import xla as plain
 from rjax.pallas_kernels.grouped_gemm.config import choose_config
 from rjax.pallas_kernels.grouped_gemm.work_list import make_work_list
-from rjax.pallas_kernels.quantised_gemm import upcast
-from rjax.pallas_kernels.quantised_gemm.interleaving import natural
 from rjax.worker.kernels.quantised_experts import grouped_weight
 
 SCHEMES = {

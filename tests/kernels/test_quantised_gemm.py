@@ -7,15 +7,16 @@ import pytest
 from interpreted_mosaic import interpreting, load_interleaved, store_all, store_transposed
 from quantised_weights import KINDS, error, weight_of, weight_spec
 
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm import (
+from rjax.pallas_kernels.gemm.few_bits import (
     interleaving,
-    mosaic,
+    norm_quantise,
+    quantised_gemm,
     quantised_rows,
     upcast,
 )
-from rjax.pallas_kernels.quantised_gemm.config import GemmConfig, GemmShape, configs
-from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.gemm.few_bits.config import GemmConfig, GemmShape, configs
+from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.residual.base import add_rms_norm
 from tests.crossed import crossed
 
@@ -59,8 +60,8 @@ def wanted(h, weight: ScaledWeight) -> np.ndarray:
 
 def computed(h, weight: ScaledWeight) -> np.ndarray:
     if len(weight.values) == 2:
-        return np.asarray(jax.jit(mosaic.quantised_gate_up_gemm)(h, weight), np.float32)
-    return np.asarray(jax.jit(mosaic.quantised_gemm)(h, weight).summands).sum(0)
+        return np.asarray(jax.jit(quantised_gemm.quantised_gate_up_gemm)(h, weight), np.float32)
+    return np.asarray(jax.jit(quantised_gemm.quantised_gemm)(h, weight).summands).sum(0)
 
 
 def limit_of(W: int, T: int = 1, kind: str = "") -> float:
@@ -75,7 +76,7 @@ def limit_of(W: int, T: int = 1, kind: str = "") -> float:
 )
 def test_lowers(kind, layer, T):
     h = jax.ShapeDtypeStruct((T, layer[2]), jnp.bfloat16)
-    run = mosaic.quantised_gemm if layer[0] == 1 else mosaic.quantised_gate_up_gemm
+    run = quantised_gemm.quantised_gemm if layer[0] == 1 else quantised_gemm.quantised_gate_up_gemm
     traced = jax.jit(run).trace(h, weight_spec(kind, *layer))
     traced.lower(lowering_platforms=("cuda",))
     [out] = jax.tree.leaves(traced.out_info)
@@ -100,7 +101,7 @@ _SMALL = crossed(KINDS, [((1, 192, 640), 1), ((2, 128, 512), 64)], 2)
 )
 def test_arithmetic(kind, case, monkeypatch):
     layer, T = case
-    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(quantised_gemm, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     weight = weight_of(kind, *layer)
     h = quantised_if_fp8(rows_of(T, layer[2]), weight)
@@ -111,10 +112,10 @@ def test_arithmetic(kind, case, monkeypatch):
 
 @pytest.mark.parametrize("config", [GemmConfig(1, 128, 3, 2), GemmConfig(3, 128, 1, 4)])
 def test_any_config_computes_the_same(config, monkeypatch):
-    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(quantised_gemm, "store_transposed", store_transposed)
     weight, h = weight_of("int4", 1, 192, 896), rows_of(8, 896)
     with interpreting(monkeypatch):
-        partial = mosaic.quantised_gemm(h, weight, config=config)
+        partial = quantised_gemm.quantised_gemm(h, weight, config=config)
     assert partial.summands.shape[0] == config.split_k
     assert error(np.asarray(partial.summands).sum(0), wanted(h, weight)) < 1e-5
 
@@ -161,7 +162,7 @@ def test_quantised_rows(monkeypatch):
 
 
 def test_rows_are_quantised_first(monkeypatch):
-    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(quantised_gemm, "store_transposed", store_transposed)
     monkeypatch.setattr(quantised_rows, "store_strided", store_all)
     weight, h = weight_of("fp8", 1, 64, 256), rows_of(8, 256)
     with interpreting(monkeypatch):
@@ -230,14 +231,14 @@ def test_warpgroups_that_take_turns_have_stages_of_their_own(rows, resident):
 )
 def test_what_the_kernel_does_not_take(change, found):
     given = dict(rows=8, depth=256, outputs=64, dtype=jnp.bfloat16, values=jnp.int4, block=(1, 128))
-    assert mosaic.refusal(**given) is None
-    assert found in (mosaic.refusal(**given | change) or "")
+    assert quantised_gemm.refusal(**given) is None
+    assert found in (quantised_gemm.refusal(**given | change) or "")
 
 
 def test_wrong_rows_raise():
     weight = weight_of("int4", 1, 64, 256)
     with pytest.raises(ValueError, match="quantised rows with weights of int4"):
-        mosaic.quantised_gemm(quantised_rows.quantise_rows_xla(rows_of(8, 256)), weight)
+        quantised_gemm.quantised_gemm(quantised_rows.quantise_rows_xla(rows_of(8, 256)), weight)
 
 
 @pytest.mark.parametrize("D", [4096, 896])
@@ -246,7 +247,7 @@ def test_quantising_lowers(D):
     update = Partial(jnp.zeros((4, 16, D), jnp.float32))
     for run, operands in (
         (quantised_rows.quantise_rows, (x,)),
-        (quantised_rows.add_rms_norm_quantise, (x, update, weight, 1e-5)),
+        (norm_quantise.add_rms_norm_quantise, (x, update, weight, 1e-5)),
     ):
         traced = jax.jit(run, static_argnums=range(3, len(operands))).trace(*operands)
         traced.lower(lowering_platforms=("cuda",))
@@ -290,7 +291,7 @@ def test_quantised_rows_on_a_gpu(T, E):
 def test_norm_and_quantisation_on_a_gpu(T, D):
     x, weight = rows_of(T, D), rows_of(1, D)[0]
     update = Partial(jnp.asarray(np.random.default_rng(2).standard_normal((3, T, D), np.float32)))
-    run = jax.jit(quantised_rows.add_rms_norm_quantise, static_argnums=3)
+    run = jax.jit(norm_quantise.add_rms_norm_quantise, static_argnums=3)
     residual, rows = run(x, update, weight, 1e-5)
     want_residual, normed = add_rms_norm(x, update, weight, 1e-5)
     np.testing.assert_array_equal(residual, want_residual)

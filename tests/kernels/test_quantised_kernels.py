@@ -13,13 +13,13 @@ from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import DecoderLayer, Linear, ModelConfig, config_from_dict
 from rjax.models.schemes import Scaled
 from rjax.models.sharding import single_device_mesh
+from rjax.pallas_kernels.gemm.base import PLAIN_KERNELS, LinearProblem
+from rjax.pallas_kernels.gemm.few_bits import norm_quantise, quantised_gemm, quantised_rows, upcast
+from rjax.pallas_kernels.gemm.few_bits.kernels import KERNELS
 from rjax.pallas_kernels.partial import Partial, reduced
-from rjax.pallas_kernels.quantised_gemm import mosaic, quantised_rows, upcast
 from rjax.pallas_kernels.residual import base as xla_norm
 from rjax.worker.kernels import Dispatcher
-from rjax.worker.kernels.linear_problem import LinearProblem, linear_problem, linear_sharding
-from rjax.worker.kernels.plain import PLAIN_KERNELS
-from rjax.worker.kernels.quantised import QUANTISED_KERNELS
+from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
 from tests.crossed import crossed
 
 SCHEMES = {
@@ -28,7 +28,7 @@ SCHEMES = {
     "int4": Scaled("int4", (1, 128), zero_points=True, scale_dtype="bfloat16"),
     "int8": Scaled("int8"),
 }
-DISPATCHER = Dispatcher("mosaic", (*QUANTISED_KERNELS, *PLAIN_KERNELS))
+DISPATCHER = Dispatcher("mosaic", (*KERNELS, *PLAIN_KERNELS))
 
 
 def small_config() -> ModelConfig:
@@ -98,7 +98,7 @@ def test_streamed(name, case, monkeypatch):
         rows = (
             2  # the interpreter cannot run the kernel of one row: test_quantised_row.py, on a GPU
         )
-    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(quantised_gemm, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     monkeypatch.setattr(quantised_rows, "store_strided", store_all)
     layer = linear(axes, SCHEMES[name])
@@ -117,9 +117,10 @@ def test_streamed(name, case, monkeypatch):
 @pytest.mark.parametrize("rows", [8, 72])
 @pytest.mark.parametrize("axes", ["D -> K A H", "D -> A F"])
 def test_norm_before_fp8(axes, rows, monkeypatch):
-    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(quantised_gemm, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
-    monkeypatch.setattr(quantised_rows, "store_strided", store_all)
+    for module in (quantised_rows, norm_quantise):
+        monkeypatch.setattr(module, "store_strided", store_all)
     layer = linear(axes, SCHEMES["fp8"])
     problem = problem_of(axes, layer, rows)
     operation = "norm_linear_activation" if problem.activation else "norm_linear"

@@ -11,18 +11,21 @@ from interpreted_mosaic import interpreting, load_interleaved, store_transposed
 from jax.experimental import pallas as pl
 from quantised_weights import error, weight_of, weight_spec
 
-from rjax.pallas_kernels.gemv_row import MergedRow, NormedRow, StoredRow
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm import (
-    mosaic,
+from rjax.pallas_kernels.gemm.base import LinearProblem
+from rjax.pallas_kernels.gemm.few_bits import (
+    norm_quantise,
     one_row,
+    quantised_gemm,
     quantised_rows,
     upcast,
 )
-from rjax.pallas_kernels.quantised_gemm.config import GemmConfig
-from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
+from rjax.pallas_kernels.gemm.few_bits.config import GemmConfig
+from rjax.pallas_kernels.gemm.few_bits.quantised_row import QuantisedRow
+from rjax.pallas_kernels.gemm.gemv_row import MergedRow, NormedRow, StoredRow
+from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.residual import base as norm
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.weight import ScaledLayout
 
 # (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, odd sizes
 MODELS = [
@@ -41,8 +44,9 @@ def spec(*shape, dtype=jnp.bfloat16) -> Any:
 
 def multiplied(row, weight, config=None) -> tuple[jax.Array, ...]:
     """The products and the further results."""
-    multiply = mosaic.split_k_products if len(weight.values) == 1 else mosaic.gated_products
-    return multiply(row, weight, config)
+    if len(weight.values) == 1:
+        return quantised_gemm.split_k_products(row, weight, config)
+    return quantised_gemm.gated_products(row, weight, config)
 
 
 def wanted(row, weight) -> np.ndarray:
@@ -76,7 +80,7 @@ def test_kernels_lower(model, kind):
 
     calls = [
         (one_row.merge_quantised_gemm, (attention, weight_spec(kind, 1, D, N * H))),
-        (mosaic.quantised_gemm, (spec(1, F), weight_spec(kind, 1, D, F))),
+        (quantised_gemm.quantised_gemm, (spec(1, F), weight_spec(kind, 1, D, F))),
         (normed, (row, update, weight, weight_spec(kind, 1, E, D))),
         (normed_gated, (row, row, weight, weight_spec(kind, 2, F, D))),
     ]
@@ -109,7 +113,7 @@ class PlainRow(StoredRow):
     ],
 )
 def test_arithmetic(kind, shape, config, monkeypatch):
-    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(quantised_gemm, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     weight, h = weight_of(kind, *shape), normal(1, shape[2])
     with interpreting(monkeypatch):
@@ -119,7 +123,7 @@ def test_arithmetic(kind, shape, config, monkeypatch):
 
 @pytest.mark.parametrize("largest", [1e-30, 0.4, 1.0, 127.0, 3e4])
 def test_arithmetic_of_rows_of_any_size(largest, monkeypatch):
-    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(quantised_gemm, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     weight = weight_of("int4 interleaved", 1, 64, 512)
     h = normal(1, 512, dtype=jnp.float32)
@@ -140,7 +144,7 @@ def test_arithmetic_of_rows_of_any_size(largest, monkeypatch):
     ],
 )
 def test_stored_rows_lower(kind, shape):
-    gemm = mosaic.quantised_gate_up_gemm if shape[0] == 2 else mosaic.quantised_gemm
+    gemm = quantised_gemm.quantised_gate_up_gemm if shape[0] == 2 else quantised_gemm.quantised_gemm
     traced = jax.jit(gemm).trace(spec(1, shape[2]), weight_spec(kind, *shape))
     traced.lower(lowering_platforms=("cuda",))
     assert jax.tree.leaves(traced.out_info)[0].shape[-2:] == (1, shape[1])
@@ -151,17 +155,25 @@ def test_stored_rows_lower(kind, shape):
     [
         ({"rows": 8}, "8 rows"),
         ({"depth": 8192}, "8192 columns"),
-        ({"block": (128, 128), "values": jnp.float8_e4m3fn}, "128 x 128"),
+        ({"block": (128, 128), "values": "fp8"}, "128 x 128"),
         ({"pending_bias": True}, "bias"),
     ],
 )
 def test_what_the_kernels_do_not_take(change, found):
-    given: Any = dict(rows=1, depth=4096, values=jnp.int4, block=(1, 128), pending_bias=False)
-    assert one_row.normed_refusal(**given) is None
-    assert found in (one_row.normed_refusal(**given | change) or "")
-    assert one_row.normed_refusal(1, 4096, jnp.float8_e4m3fn, (1, 4096)) is None
-    assert one_row.merged_refusal(1, 8192, jnp.float8_e4m3fn, (1, 8192)) is None
-    assert "8192 columns" in (one_row.merged_refusal(1, 8192, jnp.int4, (1, 128)) or "")
+    assert one_row.row_refusal(problem()) is None
+    assert found in (one_row.row_refusal(problem(**change)) or "")
+    channels = {"values": "fp8", "block": (1, 4096)}
+    assert one_row.row_refusal(problem(**channels)) is None
+    wide: Any = {"operation": "merge_linear", "depth": 8192}
+    assert one_row.row_refusal(problem(**wide, values="fp8", block=(1, 8192))) is None
+    assert "8192 columns" in (one_row.row_refusal(problem(**wide)) or "")
+
+
+def problem(values="int4", block=(1, 128), **change) -> LinearProblem:
+    dtype = jnp.dtype(jnp.float8_e4m3fn if values == "fp8" else values)
+    layout = ScaledLayout(values, dtype, block, block[1] == 4096, False, None)
+    given: Any = {"operation": "norm_linear", "rows": 1, "depth": 4096, "dtype": "bfloat16"}
+    return LinearProblem(layout=layout, **given | change)
 
 
 @pytest.mark.gpu
@@ -195,7 +207,7 @@ def test_a_row_that_is_a_norm(model, kind):
 def test_a_quantised_row_has_the_bits_of_separate_kernels(model):
     D, F, _, _, E = model
     x, update, norm_weight = normal(1, D), normal(1, D, seed=1), normal(D, seed=2)
-    total, rows = quantised_rows.add_rms_norm_quantise(x, update, norm_weight, EPS)
+    total, rows = norm_quantise.add_rms_norm_quantise(x, update, norm_weight, EPS)
     hidden = normal(1, F, seed=4)
     stored = quantised_rows.quantise_rows(hidden)
     for source, quantised, shape in (
@@ -203,9 +215,9 @@ def test_a_quantised_row_has_the_bits_of_separate_kernels(model):
         (StoredRow(hidden), stored, (1, D, F)),
     ):
         weight = weight_of("fp8", *shape)
-        config = mosaic.gemm_configs(QuantisedRow(source), weight)[0]
-        found = mosaic.split_k_products(QuantisedRow(source), weight, config)
-        [want] = mosaic.split_k_products(quantised, weight, config)
+        config = quantised_gemm.gemm_configs(QuantisedRow(source), weight)[0]
+        found = quantised_gemm.split_k_products(QuantisedRow(source), weight, config)
+        [want] = quantised_gemm.split_k_products(quantised, weight, config)
         np.testing.assert_array_equal(np.asarray(found[0]), np.asarray(want))
         for more in found[1:]:
             np.testing.assert_array_equal(np.asarray(more), np.asarray(total))
@@ -247,7 +259,7 @@ def test_rows_of_every_source(model, kind):
         (MergedRow(attention), merged_row(attention), (1, D, N * H)),
     ):
         weight = weight_of(kind, *shape)
-        for config in mosaic.gemm_configs(source, weight)[:4]:
+        for config in quantised_gemm.gemm_configs(source, weight)[:4]:
             first, again = (multiplied(source, weight, config) for _ in range(2))
             for a, b in zip(first, again, strict=True):
                 np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
@@ -265,5 +277,5 @@ def test_rows_of_every_source(model, kind):
 def test_what_is_not_finite_stays_so(wrong):
     weight = weight_of("int4 interleaved", 1, 256, 512)
     row = normal(1, 512).at[0, 300].set(wrong)
-    partial = mosaic.quantised_gemm(row, weight)
+    partial = quantised_gemm.quantised_gemm(row, weight)
     assert not np.isfinite(summed(partial.summands)).any()

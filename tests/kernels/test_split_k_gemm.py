@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rjax.pallas_kernels.gemm import base, split_k_gemm
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.residual import add_rms_norm as mosaic_norm
 from rjax.pallas_kernels.residual import base as xla_norm
 from rjax.pallas_kernels.rope_and_cache import base as xla_write
 from rjax.pallas_kernels.rope_and_cache import mosaic as mosaic_write
-from rjax.pallas_kernels.split_k_gemm import mosaic, xla
 
 # (T, depth, columns): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B
 SHAPES = [
@@ -32,7 +32,7 @@ def normal(*shape, dtype=jnp.bfloat16, seed=0):
 
 def test_summands_add_up():
     h, w = normal(5, 96, dtype=jnp.float32), normal(96, 24, dtype=jnp.float32, seed=1)
-    partial = xla.split_k_gemm(h, w, 4)
+    partial = base.split_k_gemm(h, w, 4)
     assert partial.summands.shape == (4, 5, 24) and partial.shape == (5, 24)
     np.testing.assert_allclose(partial.reduce(), h @ w, rtol=1e-4, atol=1e-4)
     second = partial.summands[1]
@@ -73,7 +73,7 @@ def written(summands, dtype, page_size=16):
 def test_kernels_lower(shape):
     T, depth, columns = shape
     h, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((T, depth), (depth, columns)))
-    traced = jax.jit(mosaic.split_k_gemm).trace(h, w)
+    traced = jax.jit(split_k_gemm.split_k_gemm).trace(h, w)
     traced.lower(lowering_platforms=("cuda",))
     [parts] = jax.tree.leaves(traced.out_info)
     assert parts.dtype == jnp.float32 and parts.shape[1:] == (T, columns)
@@ -103,7 +103,7 @@ def test_consumers_of_partials_lower():
 )
 def test_what_the_kernel_does_not_take(h, w, found):
     with pytest.raises(ValueError, match=found):
-        mosaic.split_k_gemm(h, w)
+        split_k_gemm.split_k_gemm(h, w)
 
 
 def test_partials_that_the_consumers_do_not_take():
@@ -124,7 +124,7 @@ def test_partials_that_the_consumers_do_not_take():
 def test_against_float32(shape):
     T, depth, columns = shape
     h, w = normal(T, depth), normal(depth, columns, seed=1)
-    run = jax.jit(mosaic.split_k_gemm)
+    run = jax.jit(split_k_gemm.split_k_gemm)
     first, again = run(h, w), run(h, w)
     np.testing.assert_array_equal(first.summands, again.summands)
     with jax.default_matmul_precision("highest"):

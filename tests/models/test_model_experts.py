@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 
 from rjax import models
 from rjax.models.experts_config import Router
-from rjax.models.operations import Activation
 from rjax.models.routing import route
+from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.grouped_gemm.work_list import make_work_list, max_tiles, tile_rows
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 

@@ -18,7 +18,6 @@ from quantised_files import FORMATS, write_quantised
 from test_model_experts import GPT_OSS, problem, reference
 
 from rjax import models
-from rjax.models.operations import Activation
 from rjax.models.quantising import choose_settings, quantise_checkpoint
 from rjax.models.schemes import MXFP4, ON_LOAD, UNQUANTISED, Scaled
 from rjax.models.schemes.grouped import (
@@ -27,6 +26,7 @@ from rjax.models.schemes.grouped import (
     grouped_leaves,
     is_interleaved,
 )
+from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 
 QWEN2_MOE = {

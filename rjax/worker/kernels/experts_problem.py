@@ -8,10 +8,11 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
-from rjax.models import Activation, GroupedLinear, Router, WeightScheme
+from rjax.models import GroupedLinear, Router, WeightScheme
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.grouped import is_interleaved
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
+from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.kernel import Problem
 from rjax.pallas_kernels.weight import ScaledLayout
 

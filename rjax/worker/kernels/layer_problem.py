@@ -11,10 +11,9 @@ from rjax.models import DecoderLayer, Linear, Rotary, WeightScheme
 from rjax.models.layers.attention import Attention
 from rjax.models.layers.mlp import Mlp
 from rjax.models.schemes import Scaled, Unquantised
+from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.kernel import Problem
 from rjax.pallas_kernels.one_row_layer.weights import LayerWeights
-from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
-from rjax.worker.kernels.quantised import scaled_weight
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +185,8 @@ def _stored(
     if isinstance(linear.scheme, Scaled):
         leaves = linear.leaves
         interleaved = linear.scheme.is_interleaved(leaves["weight"].shape)
-        return scaled_weight(leaves, linear.output_shape, matrices, interleaved=interleaved)
+        return ScaledWeight.of_leaves(
+            leaves, linear.output_shape, matrices, interleaved=interleaved
+        )
     weight = linear.leaves["weight"]
     return weight if shape is None else weight.reshape(shape)

@@ -1,4 +1,4 @@
-"""The problems that a `Linear` and its activation pose to each device of a mesh."""
+"""The problem that a `Linear` poses to each device of a mesh."""
 
 import dataclasses
 import math
@@ -7,60 +7,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from rjax.models import Activation, Linear
+from rjax.models import Linear
 from rjax.models.schemes import Scaled
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
-from rjax.pallas_kernels.kernel import Problem
-from rjax.pallas_kernels.weight import ScaledLayout, WeightStorage
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LinearProblem(Problem):
-    """A projection, perhaps with the norm before it or the activation behind it.
-
-    Attributes:
-        operation: the operands and the result of each:
-
-            - linear: (h [T, D], leaves) to [T, ...] or a Partial;
-            - linear_activation: the same to [T, F];
-            - norm_linear, norm_linear_activation: (x, update, norm weight, leaves) to
-              (x + update, the result);
-            - merge_linear: (UnmergedAttention, leaves) to [T, ...] or a Partial;
-            - activation: h [T, A, F] to [T, F].
-
-        depth: entries that are contracted.
-        columns: shape of the result after T, before the activation.
-        scheme: how the weight is stored; None where there is none.
-        layout: the weight's values and scales; None unless it has few bits.
-        activation: activation of the operations that end with one.
-        bias: whether a bias is added to the result.
-        pending_bias: the update of a norm is a Partial with a bias.
-        needs_partial: the depth is sharded over devices, so that the result must be a Partial.
-        early_weights: no kernel of the program writes the weights, because they are its arguments.
-            A kernel may then read them before the kernels that it depends on have ended.
-        eps: the norm's epsilon.
-    """
-
-    depth: int = 0
-    columns: tuple[int, ...] = ()
-    scheme: WeightStorage | None = None
-    layout: ScaledLayout | None = None
-    activation: Activation | None = None
-    bias: bool = False
-    pending_bias: bool = False
-    needs_partial: bool = False
-    early_weights: bool = False
-    eps: float = 0.0
-
-    @property
-    def schemes(self) -> tuple[WeightStorage, ...]:
-        """The scheme, if there is a weight."""
-        return () if self.scheme is None else (self.scheme,)
-
-    @property
-    def width(self) -> int:
-        """Numbers of a row of the result."""
-        return math.prod(self.columns)
+from rjax.pallas_kernels.gemm.activation import Activation
+from rjax.pallas_kernels.gemm.base import LinearProblem
+from rjax.pallas_kernels.weight import ScaledLayout
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,4 @@
-"""The Mosaic GPU kernels between the attention kernels."""
-
-from typing import Any
+"""The Mosaic GPU kernels of experts and their router."""
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -8,68 +6,12 @@ from jaxtyping import Array
 from rjax.models import Routing
 from rjax.models.routing import router_logits
 from rjax.models.schemes import UNQUANTISED
-from rjax.pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
+from rjax.pallas_kernels.gemm import split_k_gemm
 from rjax.pallas_kernels.grouped_gemm import mosaic as grouped_gemm
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.silu_and_mul import mosaic as silu_and_mul
-from rjax.pallas_kernels.split_k_gemm import mosaic as split_k_gemm
 from rjax.pallas_kernels.top_k_routing import mosaic as top_k_routing
 from rjax.worker.kernels.experts_problem import ExpertsProblem, RouteProblem
-from rjax.worker.kernels.linear_problem import LinearProblem
-
-
-def _only_unquantised(problem: LinearProblem) -> str | None:
-    assert problem.scheme is not None
-    if problem.scheme.name != "unquantised":
-        return f"weights stored as {problem.scheme.name}; it takes unquantised ones"
-    return None
-
-
-def _only_swiglu(problem: LinearProblem) -> str | None:
-    if problem.activation is None or not problem.activation.is_swiglu:
-        return "it takes silu with a gate"
-    return "a bias before the activation" if problem.bias else None
-
-
-def _split_k_refusal(problem: LinearProblem) -> str | None:
-    return _only_unquantised(problem) or split_k_gemm.refusal(
-        problem.rows, problem.depth, problem.width, problem.dtype
-    )
-
-
-def _norm_split_k_refusal(problem: LinearProblem) -> str | None:
-    return _only_unquantised(problem) or split_k_gemm.normed_refusal(
-        problem.rows, problem.depth, problem.width, problem.dtype, problem.pending_bias
-    )
-
-
-def _merge_split_k_refusal(problem: LinearProblem) -> str | None:
-    return _only_unquantised(problem) or split_k_gemm.merged_refusal(
-        problem.rows, problem.depth, problem.width, problem.dtype
-    )
-
-
-def _gated_refusal(problem: LinearProblem) -> str | None:
-    return (
-        _only_unquantised(problem)
-        or _only_swiglu(problem)
-        or gate_up_gemm.refusal(problem.rows, problem.depth, problem.columns[-1], problem.dtype)
-    )
-
-
-def _norm_gated_refusal(problem: LinearProblem) -> str | None:
-    return (
-        _only_unquantised(problem)
-        or _only_swiglu(problem)
-        or gate_up_gemm.normed_refusal(
-            problem.rows, problem.depth, problem.columns[-1], problem.dtype, problem.pending_bias
-        )
-    )
-
-
-def _activation_refusal(problem: LinearProblem) -> str | None:
-    return _only_swiglu(problem) or silu_and_mul.refusal(problem.columns[-1], problem.dtype)
 
 
 def _route_refusal(problem: RouteProblem) -> str | None:
@@ -87,56 +29,6 @@ def _experts_refusal(problem: ExpertsProblem) -> str | None:
         if scheme != UNQUANTISED:
             return f"weights stored as {scheme.name}; it takes unquantised ones"
     return grouped_gemm.refusal(problem.depth, problem.columns[-1], problem.dtype)
-
-
-def _flat(problem: LinearProblem, leaves: dict[str, Array]) -> Array:
-    return leaves["weight"].reshape(problem.depth, -1)
-
-
-def _shaped(problem: LinearProblem, partial: Partial) -> Partial:
-    summands = partial.summands
-    return Partial(summands.reshape(*summands.shape[:2], *problem.columns), dtype=partial.dtype)
-
-
-def _split_k(problem: LinearProblem, h: Array, leaves: dict[str, Array]) -> Partial:
-    weight, early = _flat(problem, leaves), problem.early_weights
-    return _shaped(problem, split_k_gemm.split_k_gemm(h, weight, early_weights=early))
-
-
-def _norm_split_k(
-    problem: LinearProblem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
-) -> tuple[Array, Partial]:
-    x, partial = split_k_gemm.norm_split_k_gemm(
-        x,
-        update,
-        weight,
-        problem.eps,
-        _flat(problem, leaves),
-        early_weights=problem.early_weights,
-    )
-    return x, _shaped(problem, partial)
-
-
-def _merge_split_k(problem: LinearProblem, attention: Any, leaves: dict[str, Array]) -> Partial:
-    weight, early = _flat(problem, leaves), problem.early_weights
-    return split_k_gemm.merge_split_k_gemm(attention, weight, early_weights=early)
-
-
-def _gated(problem: LinearProblem, h: Array, leaves: dict[str, Array]) -> Array:
-    return gate_up_gemm.gate_up_gemm(h, leaves["weight"], early_weights=problem.early_weights)
-
-
-def _norm_gated(
-    problem: LinearProblem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
-) -> tuple[Array, Array]:
-    return gate_up_gemm.norm_gate_up_gemm(
-        x, update, weight, problem.eps, leaves["weight"], early_weights=problem.early_weights
-    )
-
-
-def _activation(problem: LinearProblem, h: Array) -> Array:
-    del problem
-    return silu_and_mul.silu_and_mul(h)
 
 
 def _route(
@@ -188,26 +80,10 @@ def _experts(
     )
 
 
-def _kernel(name: str, operation: str, refusal: Any, run: Any) -> Kernel:
-    return Kernel(
-        f"mosaic.{name}",
-        operation,
-        "mosaic",
-        refusal,
-        run,
-        pads_rows=operation != "activation",
-        gives_partial=name.endswith("split_k"),
-        compute_capabilities=HOPPER,
+MOSAIC_KERNELS = tuple(
+    Kernel(name, operation, "mosaic", refusal, run, pads_rows=True, compute_capabilities=HOPPER)
+    for name, operation, refusal, run in (
+        ("mosaic.top_k_routing", "route", _route_refusal, _route),
+        ("mosaic.grouped_gemm", "experts", _experts_refusal, _experts),
     )
-
-
-MOSAIC_KERNELS = (
-    _kernel("split_k", "linear", _split_k_refusal, _split_k),
-    _kernel("norm_split_k", "norm_linear", _norm_split_k_refusal, _norm_split_k),
-    _kernel("merge_split_k", "merge_linear", _merge_split_k_refusal, _merge_split_k),
-    _kernel("gate_up", "linear_activation", _gated_refusal, _gated),
-    _kernel("norm_gate_up", "norm_linear_activation", _norm_gated_refusal, _norm_gated),
-    _kernel("silu_and_mul", "activation", _activation_refusal, _activation),
-    _kernel("top_k_routing", "route", _route_refusal, _route),
-    _kernel("grouped_gemm", "experts", _experts_refusal, _experts),
 )

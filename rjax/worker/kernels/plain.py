@@ -1,9 +1,8 @@
-"""The operations in plain JAX, where XLA makes the kernels. They take every problem."""
+"""Experts and their router in plain JAX."""
 
 from typing import Any
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from rjax.models import Routing
 from rjax.models.routing import route, router_logits
@@ -12,24 +11,6 @@ from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.kernel import Kernel, takes_all
 from rjax.pallas_kernels.partial import Partial
 from rjax.worker.kernels.experts_problem import ExpertsProblem, RouteProblem
-from rjax.worker.kernels.linear_problem import LinearProblem
-
-
-def _linear(
-    problem: LinearProblem, h: Float[Array, "T D"], leaves: dict[str, Array]
-) -> Float[Array, "T ..."] | Partial:
-    assert problem.scheme is not None
-    weight = problem.scheme.dequantise(leaves, problem.depth, h.dtype)
-    weight = weight.reshape(problem.depth, *problem.columns)
-    if not problem.needs_partial:
-        return jnp.tensordot(h, weight, 1)
-    product = jnp.tensordot(h, weight, 1, preferred_element_type=jnp.float32)
-    return Partial(product[None], dtype=h.dtype)
-
-
-def _activation(problem: LinearProblem, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
-    assert problem.activation is not None
-    return problem.activation(h)
 
 
 def _route(problem: RouteProblem, h: Any, weight: Any, bias: Any, correction: Any) -> Routing:
@@ -64,15 +45,7 @@ def _experts(
     )
 
 
-def _kernel(operation: Any, run: Any) -> Kernel:
-    dequantises = operation in ("linear", "experts")
-    return Kernel(f"xla.{operation}", operation, "xla", takes_all, run, dequantises=dequantises)
-
-
 PLAIN_KERNELS = (
-    _kernel("linear", _linear),
-    _kernel("activation", _activation),
-    _kernel("route", _route),
-    _kernel("experts", _experts),
+    Kernel("xla.route", "route", "xla", takes_all, _route),
+    Kernel("xla.experts", "experts", "xla", takes_all, _experts, dequantises=True),
 )
-"""Kernels that are used where no other kernel of a backend takes a problem."""

@@ -11,20 +11,22 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.gemv_row import RowSource, StoredRow
+from rjax.pallas_kernels.gemm.base import LinearProblem, only_swiglu, streaming_kernel
+from rjax.pallas_kernels.gemm.few_bits import quantised_rows
+from rjax.pallas_kernels.gemm.few_bits.config import WGMMA_M, GemmConfig, configs
+from rjax.pallas_kernels.gemm.few_bits.quantised_row import QuantisedRow
+from rjax.pallas_kernels.gemm.few_bits.quantised_rows import GROUP, QuantisedRows
+from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.gemm.few_bits.scales import PROMOTION
+from rjax.pallas_kernels.gemm.few_bits.stream import gemm_shape, store_transposed, stream_gemm
+from rjax.pallas_kernels.gemm.gemv_row import RowSource, StoredRow
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm import quantised_rows
-from rjax.pallas_kernels.quantised_gemm.config import (
-    WGMMA_M,
-    GemmConfig,
-    configs,
-)
-from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
-from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows
-from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
-from rjax.pallas_kernels.quantised_gemm.scales import PROMOTION
-from rjax.pallas_kernels.quantised_gemm.stream import gemm_shape, store_transposed, stream_gemm
+from rjax.pallas_kernels.weight import ScaledLayout
 
+MAX_ROWS_OF_CHANNELS = 64
+"""Most rows of fp8 weights with scales of channels; with more, ``fp8_dot`` is faster."""
+
+_MAX_ROWS_OF_INTEGERS = {"int8": 512, "int4": 1024}
 _DEPTH_MULTIPLE = 128
 _INTEGERS = ("int8", "int4")
 
@@ -186,3 +188,69 @@ def gemm_configs(
     """
     may_split = weight.values.shape[0] == 1
     return configs(gemm_shape(h, weight), may_split=may_split)
+
+
+def max_rows(layout: ScaledLayout) -> int | None:
+    """Most rows for which the streaming kernel is the fastest on an H200; None for any number.
+
+    With more rows, cuBLAS is faster, with fp8 operands or with a dequantised copy of the weights.
+    """
+    if layout.values == "fp8":
+        return MAX_ROWS_OF_CHANNELS if layout.channels else None
+    return _MAX_ROWS_OF_INTEGERS[layout.values]
+
+
+def linear_refusal(problem: LinearProblem) -> str | None:
+    """The refusal of ``run_linear``."""
+    layout = problem.layout
+    if layout is None:
+        return "unquantised weights"
+    most = max_rows(layout)
+    if most is not None and problem.rows > most:
+        return f"{problem.rows} rows; with more than {most}, cuBLAS is faster"
+    return refusal(
+        problem.rows,
+        problem.depth,
+        problem.width if problem.activation is None else problem.columns[-1],
+        problem.dtype,
+        layout.dtype,
+        layout.block,
+        layout.zero_points,
+    )
+
+
+def activation_refusal(problem: LinearProblem) -> str | None:
+    """The refusal of ``run_activation``."""
+    return only_swiglu(problem) or linear_refusal(problem)
+
+
+def scaled_weight(problem: LinearProblem, leaves: dict[str, Array], matrices: int) -> ScaledWeight:
+    """The weight of a problem that a kernel takes, as ``matrices`` matrices."""
+    assert problem.layout is not None
+    return ScaledWeight.of_leaves(
+        leaves,
+        problem.columns,
+        matrices,
+        interleaved=problem.layout.is_interleaved(leaves["weight"].shape[-1]),
+        is_early=problem.early_weights,
+    )
+
+
+def run_linear(
+    problem: LinearProblem, h: Array | QuantisedRows, leaves: dict[str, Array]
+) -> Partial:
+    """The operation "linear", also of rows that are quantised already."""
+    return problem.shaped(quantised_gemm(h, scaled_weight(problem, leaves, 1)))
+
+
+def run_activation(
+    problem: LinearProblem, h: Array | QuantisedRows, leaves: dict[str, Array]
+) -> Array:
+    """The operation "linear_activation", also of rows that are quantised already."""
+    return quantised_gate_up_gemm(h, scaled_weight(problem, leaves, 2))
+
+
+KERNELS = (
+    streaming_kernel("quantised_gemm", "linear", linear_refusal, run_linear),
+    streaming_kernel("quantised_gate_up", "linear_activation", activation_refusal, run_activation),
+)

@@ -20,6 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from rjax.pallas_kernels.gemm.few_bits.config import WGMMA_M
 from rjax.pallas_kernels.mosaic_emit import (
     SCALAR,
     THREADS,
@@ -31,7 +32,6 @@ from rjax.pallas_kernels.mosaic_emit import (
     rem,
     thread_index,
 )
-from rjax.pallas_kernels.quantised_gemm.config import WGMMA_M
 
 _PER_OUTPUT, _PER_ROW = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
 _SECTOR = 32  # bytes that the L2 cache fetches at once

@@ -18,7 +18,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import memref
 from jaxtyping import Array
 
-from rjax.pallas_kernels.gemv_row import (
+from rjax.pallas_kernels.gemm.few_bits.quantised_rows import LARGEST, MIN_ABS_MAX
+from rjax.pallas_kernels.gemm.gemv_row import (
     NormedRow,
     RowSource,
     SmemRow,
@@ -29,7 +30,6 @@ from rjax.pallas_kernels.gemv_row import (
 )
 from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm.quantised_rows import LARGEST, MIN_ABS_MAX
 
 # With more, ptxas takes more than 128 registers for a norm that is quantised.
 _FEW_SUMMANDS, _FEW_COLUMNS = 2, 4096

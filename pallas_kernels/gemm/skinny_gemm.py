@@ -29,7 +29,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.gemv_row import (
+from rjax.pallas_kernels.gemm.gemv_row import (
     DEPTH_MULTIPLE,
     MAX_ROW_COLUMNS,
     SWIZZLE_ATOM_ROWS,

@@ -10,7 +10,6 @@ each partial result once, E a row and its scale.
 
 import functools
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -19,15 +18,20 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
+from jaxtyping import Array
 
-from rjax.pallas_kernels.gemv_row import read_chunk, reduce_warpgroup, strided
-from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, begin_kernel, store_strided
-from rjax.pallas_kernels.quantised_gemm.quantised_rows import (
+from rjax.pallas_kernels.gemm.base import LinearProblem, streaming_kernel
+from rjax.pallas_kernels.gemm.few_bits import quantised_gemm
+from rjax.pallas_kernels.gemm.few_bits.quantised_rows import (
     LARGEST,
     MIN_ABS_MAX,
     QuantisedRows,
-    padded_rows,
+    channels_refusal,
+    quantised_shapes,
 )
+from rjax.pallas_kernels.gemm.gemv_row import read_chunk, reduce_warpgroup, strided
+from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, begin_kernel, store_strided
+from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.relay_fusion.mosaic import merge_entries, merge_vector
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
@@ -100,10 +104,7 @@ def merge_quantise(attention: UnmergedAttention) -> QuantisedRows:
 
     values, scale = plgpu.kernel(
         merge_quantise_kernel,
-        out_type=(
-            jax.ShapeDtypeStruct((T, width), jnp.float8_e4m3fn),
-            jax.ShapeDtypeStruct((1, padded_rows(T)), jnp.float32),
-        ),
+        out_type=quantised_shapes(T, width),
         scratch_types=dict(
             scratch=plgpu.SMEM((warpgroups, 4), jnp.float32),
             largest_smem=plgpu.SMEM((warpgroups,), jnp.float32),
@@ -155,3 +156,15 @@ def _load(ref, at: int):
         return mgpu.FragmentedArray.splat(value, (), SCALAR.to_mgpu(), is_signed=None)
 
     return load(ref)
+
+
+def _refusal(problem: LinearProblem) -> str | None:
+    why = channels_refusal(problem) or refusal(problem.depth, problem.dtype)
+    return why or quantised_gemm.linear_refusal(problem)
+
+
+def _run(problem: LinearProblem, attention: UnmergedAttention, leaves: dict[str, Array]) -> Partial:
+    return quantised_gemm.run_linear(problem, merge_quantise(attention), leaves)
+
+
+KERNEL = streaming_kernel("merge_quantised_gemm", "merge_linear", _refusal, _run)

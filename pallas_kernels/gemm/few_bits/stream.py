@@ -27,9 +27,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.gemv_row import RowSource, SmemRow
-from rjax.pallas_kernels.mosaic_emit import SCALAR, begin_kernel
-from rjax.pallas_kernels.quantised_gemm.config import (
+from rjax.pallas_kernels.gemm.few_bits.config import (
     FEW_ROWS,
     MAX_TILE_ROWS,
     PRODUCER_REGISTERS,
@@ -38,15 +36,17 @@ from rjax.pallas_kernels.quantised_gemm.config import (
     GemmShape,
     consumer_registers,
 )
-from rjax.pallas_kernels.quantised_gemm.products import (
+from rjax.pallas_kernels.gemm.few_bits.products import (
     multiply_fp8,
     multiply_scaled,
     multiply_upcast,
     zeros,
 )
-from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows, padded_rows
-from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
-from rjax.pallas_kernels.quantised_gemm.scales import Scales
+from rjax.pallas_kernels.gemm.few_bits.quantised_rows import GROUP, QuantisedRows, padded_rows
+from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.gemm.few_bits.scales import Scales
+from rjax.pallas_kernels.gemm.gemv_row import RowSource, SmemRow
+from rjax.pallas_kernels.mosaic_emit import SCALAR, begin_kernel
 from rjax.pallas_kernels.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef

@@ -5,41 +5,30 @@ share an SM if there are enough of them, so that one streams weights while the o
 Bytes moved besides weights and rows: 2 * T * F of results.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels import skinny_gemm
-from rjax.pallas_kernels.gemv_row import NormedRow, RowSource
+from rjax.pallas_kernels.gemm import skinny_gemm
+from rjax.pallas_kernels.gemm.base import (
+    LinearProblem,
+    only_norm_of_one_row,
+    only_swiglu,
+    only_unquantised,
+    streaming_kernel,
+)
+from rjax.pallas_kernels.gemm.gemv_row import NormedRow, RowSource
+from rjax.pallas_kernels.gemm.skinny_gemm import GemmConfig, pipeline_stages, store_rows
 from rjax.pallas_kernels.mosaic_emit import num_sms
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.residual.add_rms_norm import add_rms_norm
-from rjax.pallas_kernels.skinny_gemm import GemmConfig, pipeline_stages, store_rows
 
 _BLOCK_K = 64
 _MAX_ROWS_OF_TWO_CTAS = 64  # with more rows, one CTA fills an SM
 _MIN_CTAS_PER_SM = 0.8
 _SMEM_BYTES = 220 << 10  # of an SM
-
-
-def refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
-    """Why `gate_up_gemm` cannot multiply [rows, depth] with twice [depth, columns], or None."""
-    why = skinny_gemm.refusal(rows, depth, columns, dtype)
-    if why is not None or rows > 1:
-        return why
-    return skinny_gemm.row_refusal(depth, depth)
-
-
-def normed_refusal(
-    rows: int, depth: int, columns: int, dtype: DTypeLike, pending_bias: bool
-) -> str | None:
-    """Why `norm_gate_up_gemm` cannot, or None."""
-    if rows != 1:
-        return f"{rows} rows; the norm is fused for one row only"
-    if pending_bias:
-        return "a pending bias; the kernel takes updates without one"
-    return refusal(rows, depth, columns, dtype)
 
 
 def gate_up_gemm(
@@ -114,3 +103,37 @@ def _choose_config(T: int, D: int, F: int) -> tuple[GemmConfig, int]:
         smem_bytes=_SMEM_BYTES // ctas_per_sm,
     )
     return GemmConfig(block_n, _BLOCK_K, 1, stages), ctas_per_sm
+
+
+def _refusal(problem: LinearProblem) -> str | None:
+    return only_unquantised(problem) or only_swiglu(problem) or _size_refusal(problem)
+
+
+def _norm_refusal(problem: LinearProblem) -> str | None:
+    why = only_unquantised(problem) or only_swiglu(problem) or only_norm_of_one_row(problem)
+    return why or _size_refusal(problem)
+
+
+def _size_refusal(problem: LinearProblem) -> str | None:
+    rows, depth = problem.rows, problem.depth
+    why = skinny_gemm.refusal(rows, depth, problem.columns[-1], problem.dtype)
+    if why is not None or rows > 1:
+        return why
+    return skinny_gemm.row_refusal(depth, depth)
+
+
+def _run(problem: LinearProblem, h: Array, leaves: dict[str, Array]) -> Array:
+    return gate_up_gemm(h, leaves["weight"], early_weights=problem.early_weights)
+
+
+def _run_norm(
+    problem: LinearProblem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Array]:
+    w, early = leaves["weight"], problem.early_weights
+    return norm_gate_up_gemm(x, update, weight, problem.eps, w, early_weights=early)
+
+
+KERNELS = (
+    streaming_kernel("gate_up", "linear_activation", _refusal, _run),
+    streaming_kernel("norm_gate_up", "norm_linear_activation", _norm_refusal, _run_norm),
+)

@@ -1,13 +1,15 @@
 """The operand of a quantised GEMM: matrices of few bits and their scales."""
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from rjax.pallas_kernels.quantised_gemm.interleaving import natural
+from rjax.pallas_kernels.gemm.few_bits.interleaving import natural
 
 
 @no_type_check  # JAX also builds it with other leaves than arrays
@@ -32,6 +34,32 @@ class ScaledWeight:
     zero_points: Num[Array, "W ..."] | None = None
     interleaved: bool = dataclasses.field(default=False, metadata={"static": True})
     is_early: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @classmethod
+    def of_leaves(
+        cls,
+        leaves: Mapping[str, Array],
+        columns: tuple[int, ...],
+        matrices: int,
+        *,
+        interleaved: bool,
+        is_early: bool = False,
+    ) -> "ScaledWeight":
+        """The leaves of a projection; ``columns`` is the shape of its result after T."""
+
+        def flat(leaf: Array) -> Array:
+            outputs = math.prod(leaf.shape[: len(columns)])
+            inputs = (-1,) if leaf.ndim > len(columns) else ()
+            return leaf.reshape(matrices, outputs // matrices, *inputs)
+
+        zero_points = leaves.get("weight_zero_point")
+        return cls(
+            flat(leaves["weight"]),
+            flat(leaves["weight_scale"]),
+            None if zero_points is None else flat(zero_points),
+            interleaved=interleaved,
+            is_early=is_early,
+        )
 
     @property
     def block(self) -> tuple[int, int]:

@@ -1,9 +1,8 @@
 """Activations in float8_e4m3fn with a scale for each token, or for each token and group.
 
-The kernels quantise rows, or the RMSNorm of rows, in one launch on Hopper (Mosaic GPU), with a
-scale for each token. One CTA handles one row: it reads the row once, keeps it in registers, reduces
-its largest absolute value over the threads, and writes values and scale. Bytes moved: 3 * E a row
-and its scale; with the norm those of ``add_rms_norm``, but E for the normed row.
+The kernel quantises rows in one launch on Hopper (Mosaic GPU), with a scale for each token. One CTA
+handles one row: it reads the row once, keeps it in registers, reduces its largest absolute value
+over the threads, and writes values and scale. Bytes moved: 3 * E a row and its scale.
 """
 
 import dataclasses
@@ -17,9 +16,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided, widest_vector
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.residual import add_rms_norm
 
 GROUP = 128
 """Inputs that share a scale in grouped activations."""
@@ -93,6 +91,15 @@ def refusal(E: int, dtype: DTypeLike) -> str | None:
     return None
 
 
+def channels_refusal(problem: LinearProblem) -> str | None:
+    """Why rows with one scale each cannot multiply the weight of a problem, or None."""
+    if problem.layout is None or problem.layout.values != "fp8":
+        return "weights that are not fp8"
+    if problem.layout.block != (1, problem.depth):
+        return f"scales of blocks {problem.layout.block}; it takes channels"
+    return None
+
+
 def quantise_rows(h: Float[Array, "T E"]) -> QuantisedRows:
     """The rows with a scale for each token; the largest value of a row becomes 448.
 
@@ -110,49 +117,13 @@ def quantise_rows(h: Float[Array, "T E"]) -> QuantisedRows:
         begin_kernel()
         row = lax.axis_index("row")
         value = plgpu.load(h_ref.at[row], layout=strided)
-        _store_quantised(values_ref, scale_ref, row, value, strided)
+        store_quantised(values_ref, scale_ref, row, value, strided)
 
-    values, scale = _launch(quantise_rows_kernel, T, _out_type(T, E), h)
+    values, scale = launch_rows(quantise_rows_kernel, T, quantised_shapes(T, E), h)
     return QuantisedRows(values, scale, h.dtype)
 
 
-def add_rms_norm_quantise(
-    x: Float[Array, "T D"],
-    update: Float[Array, "T D"] | Partial,
-    weight: Float[Array, " D"],
-    eps: float,
-) -> tuple[Float[Array, "T D"], QuantisedRows]:
-    """(x + update, its RMSNorm quantised): ``quantise_rows`` after ``add_rms_norm``.
-
-    Raises:
-        ValueError: a shape or dtype the kernel does not take.
-    """
-    T, D = x.shape
-    pending_bias = isinstance(update, Partial) and update.bias is not None
-    why = refusal(D, x.dtype) or add_rms_norm.refusal(D, x.dtype, pending_bias)
-    if why is not None:
-        raise ValueError(why)
-    addend = update.summands if isinstance(update, Partial) else update
-    strided = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
-
-    def add_rms_norm_quantise_kernel(
-        x_ref, update_ref, weight_ref, residual_ref, values_ref, scale_ref
-    ):
-        """GMEM: those of ``normed_row``; residual [T, D], values [T, D], scale [1, R]."""
-        begin_kernel()
-        row = lax.axis_index("row")
-        inputs = (x_ref, update_ref, weight_ref)
-        residual, normed = add_rms_norm.normed_row(*inputs, row, eps, x.dtype, strided)
-        store_strided(residual_ref.at[row], residual, strided)
-        _store_quantised(values_ref, scale_ref, row, normed, strided)
-
-    out_type = (jax.ShapeDtypeStruct((T, D), x.dtype), *_out_type(T, D))
-    launched = _launch(add_rms_norm_quantise_kernel, T, out_type, x, addend, weight)
-    residual, values, scale = launched
-    return residual, QuantisedRows(values, scale, x.dtype)
-
-
-def _store_quantised(values_ref, scale_ref, row, value, layout) -> None:
+def store_quantised(values_ref, scale_ref, row, value, layout) -> None:
     """Store one row, 16-bit [E] in ``layout``, to values [T, E] and scale [1, R]."""
     value = value.astype(jnp.float32)
     largest = jnp.maximum(jnp.max(jnp.abs(value)), MIN_ABS_MAX)
@@ -161,14 +132,16 @@ def _store_quantised(values_ref, scale_ref, row, value, layout) -> None:
     scale_ref[0, row] = largest * (1 / LARGEST)
 
 
-def _out_type(T: int, E: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def quantised_shapes(T: int, E: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Shapes of values and scale of T rows."""
     return (
         jax.ShapeDtypeStruct((T, E), jnp.float8_e4m3fn),
         jax.ShapeDtypeStruct((1, padded_rows(T)), jnp.float32),
     )
 
 
-def _launch(kernel: Callable[..., None], T: int, out_type: Any, *operands: Array) -> Any:
+def launch_rows(kernel: Callable[..., None], T: int, out_type: Any, *operands: Array) -> Any:
+    """Run a kernel with a CTA of 128 threads for each of T rows."""
     return plgpu.kernel(
         kernel,
         out_type=out_type,

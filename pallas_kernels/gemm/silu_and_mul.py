@@ -11,6 +11,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.gemm.base import LinearProblem, only_swiglu
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided
 
 _MAX_VECTOR = 8  # elements per thread: 16 bytes
@@ -73,3 +75,17 @@ def silu_and_mul(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
     )(h)
+
+
+def _refusal(problem: LinearProblem) -> str | None:
+    return only_swiglu(problem) or refusal(problem.columns[-1], problem.dtype)
+
+
+def _run(problem: LinearProblem, h: Array) -> Array:
+    del problem
+    return silu_and_mul(h)
+
+
+KERNEL = Kernel(
+    "mosaic.silu_and_mul", "activation", "mosaic", _refusal, _run, compute_capabilities=HOPPER
+)

@@ -5,16 +5,24 @@ There is no reduction kernel: the consumer (``add_rms_norm``, ``rope_and_cache``
 split-K partials. Bytes moved besides weights and rows: X * T * E * 4 of partials.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels import skinny_gemm
-from rjax.pallas_kernels.gemv_row import MergedRow, NormedRow, RowSource
+from rjax.pallas_kernels.gemm import skinny_gemm
+from rjax.pallas_kernels.gemm.base import (
+    LinearProblem,
+    only_norm_of_one_row,
+    only_unquantised,
+    streaming_kernel,
+)
+from rjax.pallas_kernels.gemm.gemv_row import MergedRow, NormedRow, RowSource
+from rjax.pallas_kernels.gemm.skinny_gemm import GemmConfig, pipeline_stages, store_rows
 from rjax.pallas_kernels.mosaic_emit import num_sms
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.skinny_gemm import GemmConfig, pipeline_stages, store_rows
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 _MAX_SPLIT_K = 8
@@ -29,25 +37,6 @@ def refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None
     if why is not None or rows > 1:
         return why
     return skinny_gemm.row_refusal(depth, _columns_per_cta(depth, columns))
-
-
-def normed_refusal(
-    rows: int, depth: int, columns: int, dtype: DTypeLike, pending_bias: bool
-) -> str | None:
-    """Why `norm_split_k_gemm` cannot, or None."""
-    if rows != 1:
-        return f"{rows} rows; the norm is fused for one row only"
-    if pending_bias:
-        return "a pending bias; the kernel takes updates without one"
-    # Every CTA computes the norm of the whole row.
-    return refusal(rows, depth, columns, dtype) or skinny_gemm.row_refusal(depth, depth)
-
-
-def merged_refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
-    """Why `merge_split_k_gemm` cannot, or None."""
-    if rows != 1:
-        return f"{rows} rows; the merge is fused for one row only"
-    return refusal(rows, depth, columns, dtype)
 
 
 def split_k_gemm(
@@ -138,3 +127,52 @@ def _choose_config(T: int, depth: int, columns: int, splits: int | None) -> Gemm
     fitting = [config for config in configs if columns % config.block_n == 0] or configs
     sign = -1 if T > _FEW_ROWS else 1
     return max(fitting, key=lambda c: (columns // c.block_n * c.split_k, sign * c.split_k))
+
+
+def _refusal(problem: LinearProblem) -> str | None:
+    return only_unquantised(problem) or _size_refusal(problem)
+
+
+def _size_refusal(problem: LinearProblem) -> str | None:
+    return refusal(problem.rows, problem.depth, problem.width, problem.dtype)
+
+
+def _norm_refusal(problem: LinearProblem) -> str | None:
+    why = only_unquantised(problem) or only_norm_of_one_row(problem) or _size_refusal(problem)
+    return why or skinny_gemm.row_refusal(problem.depth, problem.depth)
+
+
+def _merge_refusal(problem: LinearProblem) -> str | None:
+    why = only_unquantised(problem)
+    if why is None and problem.rows != 1:
+        return f"{problem.rows} rows; the merge is fused for one row only"
+    return why or _size_refusal(problem)
+
+
+def _matrix(problem: LinearProblem, leaves: dict[str, Array]) -> Float[Array, "D E"]:
+    return leaves["weight"].reshape(problem.depth, -1)
+
+
+def _run(problem: LinearProblem, h: Array, leaves: dict[str, Array]) -> Partial:
+    weight, early = _matrix(problem, leaves), problem.early_weights
+    return problem.shaped(split_k_gemm(h, weight, early_weights=early))
+
+
+def _run_norm(
+    problem: LinearProblem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Partial]:
+    matrix, early = _matrix(problem, leaves), problem.early_weights
+    x, partial = norm_split_k_gemm(x, update, weight, problem.eps, matrix, early_weights=early)
+    return x, problem.shaped(partial)
+
+
+def _run_merge(problem: LinearProblem, attention: Any, leaves: dict[str, Array]) -> Partial:
+    weight, early = _matrix(problem, leaves), problem.early_weights
+    return merge_split_k_gemm(attention, weight, early_weights=early)
+
+
+KERNELS = (
+    streaming_kernel("split_k", "linear", _refusal, _run),
+    streaming_kernel("norm_split_k", "norm_linear", _norm_refusal, _run_norm),
+    streaming_kernel("merge_split_k", "merge_linear", _merge_refusal, _run_merge),
+)

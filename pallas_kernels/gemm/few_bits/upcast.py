@@ -19,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from rjax.pallas_kernels.quantised_gemm.interleaving import (
+from rjax.pallas_kernels.gemm.few_bits.interleaving import (
     INTERLEAVED,
     INTERLEAVED_BYTES,
     PAIRS,

@@ -19,9 +19,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from rjax.pallas_kernels.quantised_gemm import upcast
-from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
-from rjax.pallas_kernels.quantised_gemm.scales import Scales, StageScales
+from rjax.pallas_kernels.gemm.few_bits import upcast
+from rjax.pallas_kernels.gemm.few_bits.config import FEW_ROWS
+from rjax.pallas_kernels.gemm.few_bits.scales import Scales, StageScales
 
 _SCALED_STEP = 64  # inputs that are converted while as many are multiplied
 _ACC = plgpu.WGMMAAccumulatorRef

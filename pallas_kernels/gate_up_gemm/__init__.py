@@ -1,1 +1,0 @@
-"""Gate and up projections and their SwiGLU activation, in one launch."""

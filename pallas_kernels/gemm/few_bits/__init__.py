@@ -1,0 +1,1 @@
+"""Products with weights in few bits, in fp8, int8 and int4."""

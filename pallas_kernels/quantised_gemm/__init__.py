@@ -1,1 +1,0 @@
-"""GEMM of few rows with quantised weights, whose partials the next kernel reduces."""

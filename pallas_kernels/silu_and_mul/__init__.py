@@ -1,1 +1,0 @@
-"""The activation of a gated feed-forward block."""

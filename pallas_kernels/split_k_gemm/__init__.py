@@ -1,1 +1,0 @@
-"""Split-K GEMM, whose partials the next kernel reduces."""
