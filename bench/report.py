@@ -155,7 +155,7 @@ SECTIONS: dict[str, Section] = {
     "decode_step": Section("One decode step", _decode_steps),
     "decode_step_few_rows": Section("One decode step of few rows", _decode_steps),
     "decode_step_few_rows_without": Section(
-        "One decode step of few rows, without the kernel from one attention to the next",
+        "One decode step of few rows, without the kernel of the post-attention block",
         _decode_steps,
     ),
     "decode_step_long": Section(

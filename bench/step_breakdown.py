@@ -39,7 +39,8 @@ _IN_LAYERS = ("products", "attention", "norms", "writes")
 _COVERED = 0.96  # of the time of all kernels; with less, a kind may be missing
 _KINDS = {
     "one_row_layer": "layers",
-    "between_attention": "products",
+    "post_attention_block": "products",
+    "between_attention": "products",  # its name in older results
     "attention_kernel": "attention",
     "merge_kernel": "attention",
     "add_rms_norm_kernel": "norms",

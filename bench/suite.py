@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, int]] = {
     "decode_step": ("bench.decode_step", 240),
     "decode_step_few_rows": ("bench.decode_step --few-rows", 150),
     "decode_step_few_rows_without": (
-        "bench.decode_step --few-rows --without mosaic.between_attention",
+        "bench.decode_step --few-rows --without mosaic.post_attention_block",
         150,
     ),
     "decode_step_long": ("bench.decode_step --max-model-len 131072", 240),

@@ -60,7 +60,7 @@ def step_cases() -> list[StepCase]:
         StepCase("one-row-unfused-fp8", ONE_ROW, DENSE, "fp8", layer, _FP8_ROWS_BOUND),
         StepCase("one-row-unfused-int4", ONE_ROW, DENSE, "int4", layer),
         StepCase("few-rows", FEW_ROWS, DENSE),
-        StepCase("few-rows-unfused", FEW_ROWS, DENSE, None, "mosaic.between_attention"),
+        StepCase("few-rows-unfused", FEW_ROWS, DENSE, None, "mosaic.post_attention_block"),
         StepCase("few-rows-fp8", FEW_ROWS, DENSE, "fp8", bound=_FP8_ROWS_BOUND),
         StepCase("few-rows-int4", FEW_ROWS, DENSE, "int4"),
         StepCase("few-rows-experts", FEW_ROWS, EXPERTS),

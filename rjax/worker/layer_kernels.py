@@ -8,14 +8,18 @@ from jaxtyping import Array, Float
 
 from rjax.models import DecoderLayer, Operations, Residual, Rotary
 from rjax.models.layers.attention import Attention
-from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier
 from rjax.pallas_kernels.kernel import Kernel, Problem
-from rjax.pallas_kernels.one_row_layer.mosaic import PartialSumBuffer
+from rjax.pallas_kernels.layer.one_row.kernel import PartialSumBuffer
+from rjax.pallas_kernels.layer.post_attention_block.grid_barrier import GridBarrier
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.kernels import Choice
-from rjax.worker.kernels.between_attention import between_problem, between_weights
-from rjax.worker.kernels.layer_problem import layer_problem, layer_weights
+from rjax.worker.kernels.layer_problem import (
+    layer_problem,
+    layer_weights,
+    post_attention_problem,
+    post_attention_weights,
+)
 
 type Pools = tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]
 
@@ -79,7 +83,7 @@ class LayerKernels:
         x, update, k_pages, v_pages, self._words = self._run(kernel, problem, operands)
         return Residual(x, update), (k_pages, v_pages)
 
-    def between_attention(
+    def post_attention_block(
         self,
         layer: DecoderLayer,
         residual: Residual,
@@ -97,7 +101,7 @@ class LayerKernels:
             merged: returns the result of attention as one array.
             obstacle: why no kernel may take the layer, or None.
         """
-        problem = between_problem(
+        problem = post_attention_problem(
             layer,
             following,
             rows=len(residual.x),
@@ -116,7 +120,7 @@ class LayerKernels:
         attended = merged(attention.attend(qkv, rotary, operations))
         flat = attended.reshape(len(attended), -1)
         barrier = self._barrier or GridBarrier.empty()
-        operands = (residual.x, flat, between_weights(layer, following), barrier)
+        operands = (residual.x, flat, post_attention_weights(layer, following), barrier)
         x, found, self._barrier = self._run(kernel, problem, operands)
         if following is None:
             return Residual(x, found)

@@ -145,7 +145,7 @@ class DispatchedOperations(Operations):
             residual, pools = whole
             self._keep(layer.attention.layer, pools)
             return residual
-        return self._layers.between_attention(
+        return self._layers.post_attention_block(
             layer, residual, rotary, following, self, self._merged, obstacle
         )
 

@@ -27,14 +27,13 @@ from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, Problem
+from rjax.pallas_kernels.layer.base import LayerProblem, PostAttentionProblem
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.residual.base import ResidualProblem
 from rjax.pallas_kernels.residual.peers import Peers
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.kernels import Choice, Dispatcher
-from rjax.worker.kernels.between_attention import BetweenProblem
 from rjax.worker.kernels.experts_problem import ExpertsProblem, RouteProblem
-from rjax.worker.kernels.layer_problem import LayerProblem
 from rjax.worker.layer_kernels import Pools
 from rjax.worker.operations import DispatchedOperations
 
@@ -230,7 +229,7 @@ def _result(kernel: Kernel, problem: Problem, operands: tuple[Any, ...]) -> Any:
             return partial(problem.depth)
         case LayerProblem():
             return array(problem.depth), partial(problem.depth), *operands[5:7], None
-        case BetweenProblem():
+        case PostAttentionProblem():
             [width] = problem.columns[2:] or (problem.depth,)
             return array(problem.depth), partial(width), None
     raise AssertionError(problem)

@@ -26,7 +26,7 @@ KERNELS = {
     "one-row-unfused": _UNFUSED | _DENSE,
     "one-row-unfused-fp8": _UNFUSED | _FP8 | {"merge_kernel"},
     "one-row-unfused-int4": _UNFUSED | _INT4,
-    "few-rows": _UNFUSED | {"split_k_gemm", "merge_kernel", "between_attention"},
+    "few-rows": _UNFUSED | {"split_k_gemm", "merge_kernel", "post_attention_block"},
     "few-rows-unfused": _UNFUSED | _DENSE | {"merge_kernel"},
     "few-rows-fp8": _UNFUSED | _FP8 | _FP8_ROWS | {"add_rms_norm_quantise_kernel"},
     "few-rows-int4": _UNFUSED | _INT4 | {"merge_kernel"},

@@ -90,8 +90,8 @@ def test_norms_and_layers_of_another_kind_say_why_they_are_separate():
     assert dict(found["decoder_layer"].refused) == {
         "mosaic.one_row_layer": "norms that are not RMS norms"
     }
-    assert dict(found["between_attention"].refused) == {
-        "mosaic.between_attention": "norms that are not RMS norms"
+    assert dict(found["post_attention_block"].refused) == {
+        "mosaic.post_attention_block": "norms that are not RMS norms"
     }
 
 

@@ -32,7 +32,7 @@ for rows in (1, 8):
         )
         if devices == 1:  # where one kernel computes a layer of one row, or most of one
             dispatcher = backend.dispatcher.without("mosaic.one_row_layer")
-            dispatcher = dispatcher.without("mosaic.between_attention")
+            dispatcher = dispatcher.without("mosaic.post_attention_block")
             backend = dataclasses.replace(backend, dispatcher=dispatcher)
         plan = backend.plan_shape(rows, rows, 1024, 64, coalesce=True)
         shape = StepShape(rows, rows, 16, 64, plan)

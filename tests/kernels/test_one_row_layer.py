@@ -8,16 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rjax.models.schemes import Scaled
 from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
-from rjax.pallas_kernels.one_row_layer import mosaic
-from rjax.pallas_kernels.one_row_layer.mosaic import PartialSumBuffer
-from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
-from rjax.pallas_kernels.one_row_layer.weights import LayerWeights
+from rjax.pallas_kernels.layer.base import LayerProblem
+from rjax.pallas_kernels.layer.one_row.kernel import PartialSumBuffer, decoder_layer, refusal
+from rjax.pallas_kernels.layer.one_row.sizes import LayerSizes
+from rjax.pallas_kernels.layer.one_row.weights import LayerWeights
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.words import EMPTY
-from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
-from rjax.worker.kernels.layer_problem import LayerProblem
 from tests.kernels.quantised_weights import weight_of
 
 EPS, HEAD_EPS, SPLITS = 1e-6, 1e-5, 3
@@ -38,6 +35,25 @@ class Layer:
     def sizes(self, bits: int = 16) -> LayerSizes:
         """As on an H200; bits: of a weight."""
         return LayerSizes(self.D, self.N, self.K, self.H, self.F, 132, bits)
+
+    def problem(self, **change) -> LayerProblem:
+        """The problem of a layer in 16 bits."""
+        problem = LayerProblem(
+            operation="decoder_layer",
+            rows=1,
+            dtype="bfloat16",
+            depth=self.D,
+            width=self.F,
+            num_heads=self.N,
+            num_kv_heads=self.K,
+            head_dim=self.H,
+            rotary_dim=self.H,
+            page_size=64,
+            kv_dtype="bfloat16",
+            eps=EPS,
+            head_eps=HEAD_EPS,
+        )
+        return dataclasses.replace(problem, **change)
 
 
 MODELS = {
@@ -94,56 +110,50 @@ def test_lowers_for_cuda(kind, name):
 
 def test_a_layer_behind_one_with_other_bits_has_words_of_its_own():
     layer = MODELS["qwen3-0.6b"]
-    problem = LayerProblem(
-        operation="decoder_layer",
-        rows=1,
-        dtype="bfloat16",
-        depth=layer.D,
-        width=layer.F,
-        scheme=Scaled("fp8"),
-        num_heads=layer.N,
-        num_kv_heads=layer.K,
-        head_dim=layer.H,
-        rotary_dim=layer.H,
-        page_size=64,
-        kv_dtype="bfloat16",
-    )
-    assert ONE_ROW_LAYER.refusal(problem) is None
+    problem = layer.problem(values="fp8")
+    assert refusal(problem) is None
 
     def run():
         *arguments, _ = _arguments(layer, 0, pages=2, kind="fp8")
         words = PartialSumBuffer.empty(layer.sizes(16))
-        return ONE_ROW_LAYER.run(problem, *arguments, words)
+        return decoder_layer(problem, *arguments, words)
 
     *_, words = jax.eval_shape(run)
     assert words.current.shape == (layer.sizes(8).words,) != (layer.sizes(16).words,)
+
+
+def _sizes(D, N, K, H, F):
+    names = ("depth", "num_heads", "num_kv_heads", "head_dim", "width", "rotary_dim")
+    return dict(zip(names, (D, N, K, H, F, H), strict=True))
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"rows": 2}, "2 rows; it takes one"),
-        ({"kv_dtype": jnp.float8_e4m3fn}, "KV in <class"),
-        ({"H": 96}, "heads of 96 dims"),
+        ({"kv_dtype": "float8_e4m3fn"}, "KV in float8_e4m3fn"),
+        ({"head_dim": 96}, "heads of 96 dims"),
         ({"rotary_dim": 64}, "64 rotated"),
         ({"page_size": 32}, "pages of 32 tokens; it takes 64"),
-        ({"F": 100}, "columns; it takes multiples of 128"),
-        ({"K": 256, "N": 256}, "256 KV heads leave 0 CTAs"),
-        ({"D": 3584, "N": 28, "K": 4, "F": 18944}, "leave 4 CTAs"),  # Qwen2.5-7B: 7 heads a group
-        ({"D": 384, "N": 6, "K": 3, "H": 64, "F": 1024, "rotary_dim": 64}, "most of which would"),
-        ({"D": 32768}, "too little shared memory"),
+        ({"width": 100}, "columns; it takes multiples of 128"),
+        ({"num_kv_heads": 256, "num_heads": 256}, "256 KV heads leave 0 CTAs"),
+        (_sizes(3584, 28, 4, 128, 18944), "leave 4 CTAs"),  # Qwen2.5-7B: 7 heads a group
+        (_sizes(384, 6, 3, 64, 1024), "most of which would"),
+        ({"depth": 32768}, "too little shared memory"),
         ({"values": "mxfp4"}, "weights in mxfp4; it takes fp8, int8, int4"),
         ({"values": "int4", "group": 64}, "scales of 64 inputs; it takes multiples of 128"),
         ({"values": "fp8", "group": 128, "zero_points": True}, "fp8 weights with zero points"),
         ({"values": "int4", "zero_points": True}, "it takes those of groups of int4"),
-        ({"values": "int4", "group": 128, "D": 896, "N": 14, "K": 2}, "multiples of 256"),
+        (
+            {"values": "int4", "group": 128, **_sizes(896, 14, 2, 128, 3072)},
+            "multiples of 256",
+        ),
     ],
 )
 def test_refusals(change, why):
-    taken = {"rows": 1, "D": 1024, "N": 16, "K": 8, "H": 128, "F": 3072, "page_size": 64}
-    taken |= {"rotary_dim": 128, "dtype": jnp.bfloat16, "kv_dtype": jnp.bfloat16}
-    assert mosaic.refusal(**taken) is None
-    assert why in str(mosaic.refusal(**(taken | change)))
+    layer = MODELS["qwen3-0.6b"]
+    assert refusal(layer.problem()) is None
+    assert why in str(refusal(layer.problem(**change)))
 
 
 @pytest.mark.gpu
@@ -306,9 +316,26 @@ def _arguments(layer: Layer, position: int, pages: int = 64, kind: str | None = 
 
 @functools.partial(jax.jit, static_argnames="scale")
 def _run(*arguments, scale):
-    options = {"scale": scale, "eps": EPS, "head_eps": HEAD_EPS}
-    residual, found, *rest = mosaic.decoder_layer(*arguments, **options)
+    x, _, weights, _, _, k_pages, *_ = arguments
+    problem = _problem(x, weights, k_pages, scale)
+    residual, found, *rest = decoder_layer(problem, *arguments)
     return residual, found.summands.sum(0), *rest
+
+
+def _problem(x, weights, k_pages, scale) -> LayerProblem:
+    _, K, _, H = k_pages.shape
+    few = isinstance(weights.qkv, ScaledWeight)
+    E, F = (w.values.shape[2] if few else len(w) for w in (weights.output, weights.down))
+    layer = Layer(x.shape[1], E // H, K, H, F)
+    if not few:
+        return layer.problem(score_scale=scale)
+    qkv = weights.qkv
+    return layer.problem(
+        score_scale=scale,
+        values="fp8" if qkv.is_fp8 else qkv.values.dtype.name,
+        group=None if qkv.scale.ndim == 2 else qkv.block[1],
+        zero_points=qkv.zero_points is not None,
+    )
 
 
 @functools.partial(jax.jit, static_argnames="scale")

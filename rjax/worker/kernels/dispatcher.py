@@ -4,10 +4,9 @@ import dataclasses
 
 from rjax.pallas_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from rjax.pallas_kernels.kernel import DeviceInfo, Kernel, Problem, registered_kernels
+from rjax.pallas_kernels.layer.kernels import KERNELS as LAYER_KERNELS
 from rjax.pallas_kernels.residual.kernels import KERNELS as RESIDUAL_KERNELS
 from rjax.pallas_kernels.rope_and_cache.kernels import KERNELS as ROPE_KERNELS
-from rjax.worker.kernels.between_attention import BETWEEN_ATTENTION
-from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
 from rjax.worker.kernels.mosaic import MOSAIC_KERNELS
 from rjax.worker.kernels.plain import PLAIN_KERNELS
 from rjax.worker.kernels.quantised_experts import QUANTISED_EXPERTS
@@ -48,10 +47,9 @@ class Dispatcher:
 
         Those from `register_kernel` come first, plain JAX comes last.
         """
-        layers = (ONE_ROW_LAYER, BETWEEN_ATTENTION)
         experts = (QUANTISED_EXPERTS, *MOSAIC_KERNELS, *PLAIN_KERNELS)
-        folders = (*GEMM_KERNELS, *RESIDUAL_KERNELS, *ROPE_KERNELS)
-        kernels = (*registered_kernels(), *layers, *folders, *experts)
+        folders = (*LAYER_KERNELS, *GEMM_KERNELS, *RESIDUAL_KERNELS, *ROPE_KERNELS)
+        kernels = (*registered_kernels(), *folders, *experts)
         return cls(
             backend,
             tuple(

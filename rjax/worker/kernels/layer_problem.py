@@ -1,6 +1,6 @@
-"""The problem that a whole decoder layer poses."""
+"""The problems that a decoder layer poses to kernels of more than one operation, and its arrays."""
 
-import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,48 +10,11 @@ from jaxtyping import Array
 from rjax.models import DecoderLayer, Linear, Rotary, WeightScheme
 from rjax.models.layers.attention import Attention
 from rjax.models.layers.mlp import Mlp
-from rjax.models.schemes import Scaled, Unquantised
+from rjax.models.schemes import UNQUANTISED, Scaled, Unquantised
 from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
-from rjax.pallas_kernels.kernel import Problem
-from rjax.pallas_kernels.one_row_layer.weights import LayerWeights
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LayerProblem(Problem):
-    """A decoder layer like Llama's; with an obstacle, nothing else is known of it.
-
-    decoder_layer: (x, update or None, `LayerWeights`, cos, sin, K pages, V pages, page table,
-    positions, slots, `PartialSumBuffer` or None) to (x + the update of attention, the update of the
-    feed-forward, K pages, V pages, words for the next layer).
-
-    Attributes:
-        depth, width: D and F.
-        values: name of the type of values of few bits; None for unquantised weights.
-        group: inputs that share a scale; None for all.
-        zero_points: whether the weights have zero points.
-        early_weights: see `LinearProblem`.
-        num_heads, num_kv_heads, head_dim: N, K and H.
-        rotary_dim: numbers of a head that rotate.
-        kv_dtype, page_size: name of the dtype of the KV, and tokens of a page.
-        score_scale: factor of the scores.
-        eps, head_eps: epsilon of the layer's norms, and of those of queries and keys.
-    """
-
-    depth: int = 0
-    width: int = 0
-    values: str | None = None
-    group: int | None = None
-    zero_points: bool = False
-    early_weights: bool = False
-    num_heads: int = 0
-    num_kv_heads: int = 0
-    head_dim: int = 0
-    rotary_dim: int = 0
-    kv_dtype: str = ""
-    page_size: int = 0
-    score_scale: float = 0.0
-    eps: float = 0.0
-    head_eps: float = 0.0
+from rjax.pallas_kernels.layer.base import LayerProblem, PostAttentionProblem
+from rjax.pallas_kernels.layer.one_row.weights import LayerWeights
+from rjax.pallas_kernels.layer.post_attention_block.kernel import PostAttentionWeights
 
 
 def layer_problem(
@@ -70,11 +33,11 @@ def layer_problem(
     norms and biases of queries and keys, and silu with a gate; all weights of one scheme. Anything
     else of the layer is the problem's obstacle, after the one that is given.
     """
-    obstacle = obstacle or unlike_llama(layer) or _attention_obstacle(layer.attention, rotary)
+    obstacle = obstacle or _unlike_llama(layer) or _attention_obstacle(layer.attention, rotary)
     if obstacle is not None:
         name = jnp.dtype(dtype).name
         return LayerProblem(operation="decoder_layer", rows=rows, dtype=name, obstacle=obstacle)
-    attention, mlp = plain_parts(layer)
+    attention, mlp = _llama_parts(layer)
     assert layer.attention_norm is not None and rotary is not None
     (D,), (K, A, H) = attention.qkv.input_shape, attention.qkv.output_shape
     return LayerProblem(
@@ -107,7 +70,7 @@ def _stored_as(scheme: WeightScheme) -> dict[str, Any]:
     }
 
 
-def unlike_llama(layer: DecoderLayer) -> str | None:
+def _unlike_llama(layer: DecoderLayer) -> str | None:
     """How a layer differs from Llama's; None if it does not.
 
     Llama's has RMS norms before attention and feed-forward, silu with a gate, all weights of one
@@ -150,7 +113,7 @@ def _attention_obstacle(attention: Any, rotary: Rotary | None) -> str | None:
     return next((kind for kind, found in kinds.items() if found), None)
 
 
-def plain_parts(layer: DecoderLayer) -> tuple[Attention, Mlp]:
+def _llama_parts(layer: DecoderLayer) -> tuple[Attention, Mlp]:
     """Attention and feed-forward of a layer like Llama's."""
     assert isinstance(layer.attention, Attention) and isinstance(layer.mlp, Mlp)
     return layer.attention, layer.mlp
@@ -158,7 +121,7 @@ def plain_parts(layer: DecoderLayer) -> tuple[Attention, Mlp]:
 
 def layer_weights(layer: DecoderLayer) -> LayerWeights:
     """The arrays of a layer that has a `layer_problem`."""
-    attention, mlp = plain_parts(layer)
+    attention, mlp = _llama_parts(layer)
     assert layer.attention_norm is not None and layer.mlp_norm is not None
 
     def of_norm(norm):
@@ -176,6 +139,80 @@ def layer_weights(layer: DecoderLayer) -> LayerWeights:
         gate_up=_stored(mlp.up, 2),
         down=_stored(mlp.down, 1),
     )
+
+
+def post_attention_problem(
+    layer: DecoderLayer,
+    following: DecoderLayer | None,
+    *,
+    rows: int,
+    dtype: DTypeLike,
+    early_weights: bool = False,
+    obstacle: str | None = None,
+) -> PostAttentionProblem:
+    """The problem by which a kernel is chosen.
+
+    Such kernels know layers like Llama's with unquantised weights. Anything else is the problem's
+    obstacle, after the one that is given.
+    """
+    layers = [layer] if following is None else [layer, following]
+    obstacle = obstacle or next(filter(None, map(_block_obstacle, layers)), None)
+    norms = [layer.mlp_norm, *(each.attention_norm for each in layers[1:])]
+    eps = {norm.eps for norm in norms if norm is not None}
+    if obstacle is None and len(eps) != 1:
+        obstacle = "norms of different epsilons"
+    if obstacle is not None:
+        name = jnp.dtype(dtype).name
+        return PostAttentionProblem(
+            operation="post_attention_block", rows=rows, dtype=name, obstacle=obstacle
+        )
+    attention, mlp = _llama_parts(layer)
+    columns = [attention.output.depth, mlp.down.depth]
+    if following is not None:
+        columns.append(math.prod(_llama_parts(following)[0].qkv.output_shape))
+    return PostAttentionProblem(
+        operation="post_attention_block",
+        rows=rows,
+        dtype=jnp.dtype(dtype).name,
+        depth=mlp.up.depth,
+        columns=tuple(columns),
+        early_weights=early_weights,
+        eps=eps.pop(),
+    )
+
+
+def _block_obstacle(layer: DecoderLayer) -> str | None:
+    """How a layer differs from Llama's with unquantised weights; None if it does not."""
+    why = _unlike_llama(layer)
+    if why is not None:
+        return why
+    scheme = _llama_parts(layer)[0].qkv.scheme
+    return None if scheme == UNQUANTISED else f"weights stored as {scheme.name}"
+
+
+def post_attention_weights(
+    layer: DecoderLayer, following: DecoderLayer | None
+) -> PostAttentionWeights:
+    """The arrays of layers that have a `post_attention_problem` without an obstacle."""
+    assert layer.mlp_norm is not None
+    attention, mlp = _llama_parts(layer)
+    next_norm = next_qkv = None
+    if following is not None:
+        assert following.attention_norm is not None
+        next_norm = following.attention_norm.weight[...]
+        next_qkv = _matrix(_llama_parts(following)[0].qkv)
+    return PostAttentionWeights(
+        output=_matrix(attention.output),
+        mlp_norm=layer.mlp_norm.weight[...],
+        gate_up=mlp.up.leaves["weight"],
+        down=_matrix(mlp.down),
+        next_norm=next_norm,
+        next_qkv=next_qkv,
+    )
+
+
+def _matrix(linear: Linear) -> Array:
+    return linear.leaves["weight"].reshape(linear.depth, -1)
 
 
 def _stored(

@@ -7,10 +7,11 @@ import jax
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
-from rjax.pallas_kernels.one_row_layer.few_bit_gemv import FewBits
-from rjax.pallas_kernels.one_row_layer.sizes import LINE_BITS
-from rjax.pallas_kernels.one_row_layer.smem_row import GROUP
-from rjax.pallas_kernels.one_row_layer.stage_scales import StageScales
+from rjax.pallas_kernels.layer.base import LayerProblem
+from rjax.pallas_kernels.layer.one_row.few_bit_gemv import FewBits
+from rjax.pallas_kernels.layer.one_row.sizes import LINE_BITS
+from rjax.pallas_kernels.layer.one_row.smem_row import GROUP
+from rjax.pallas_kernels.layer.one_row.stage_scales import StageScales
 
 BITS = {"fp8": 8, "int8": 8, "int4": 4}
 """Bits of a weight, for each few-bit scheme that the kernel takes."""
@@ -43,30 +44,6 @@ class LayerWeights:
     gate_up: Float[Array, "D 2 F"] | ScaledWeight
     down: Float[Array, "F D"] | ScaledWeight
 
-    @property
-    def depths(self) -> tuple[int, int]:
-        """(inputs of the output projection, F)."""
-        sizes = []
-        for weight in (self.output, self.down):
-            few = isinstance(weight, ScaledWeight)
-            sizes.append(weight.values.shape[2] if few else weight.shape[0])
-        return tuple(sizes)
-
-    @property
-    def stored(self) -> dict[str, Any]:
-        """How the weights are stored, as arguments of `mosaic.refusal`."""
-        weight = self.qkv
-        if not isinstance(weight, ScaledWeight):
-            return {"values": None, "group": None, "zero_points": False}
-        values = "fp8" if weight.is_fp8 else weight.values.dtype.name
-        if weight.bits == 4 and not weight.interleaved:
-            values = "int4 in plain order"
-        return {
-            "values": values,
-            "group": None if weight.scale.ndim == 2 else weight.block[1],
-            "zero_points": weight.zero_points is not None,
-        }
-
     def operands(self) -> dict[str, Array]:
         """The operands of the kernel, by name."""
         found = {"attention_norm": self.attention_norm, "mlp_norm": self.mlp_norm}
@@ -75,6 +52,7 @@ class LayerWeights:
             if not isinstance(weight, ScaledWeight):
                 found[name] = weight.reshape(weight.shape[0], -1)
                 continue
+            assert weight.bits > 4 or weight.interleaved
             for part, leaf in (("", weight.values), *_scales(weight)):
                 found[name + part] = leaf.reshape(-1, *leaf.shape[2:])
         for name in ("qkv_bias", "q_norm", "k_norm"):
@@ -105,28 +83,26 @@ def groups_of_block(bits: int) -> int:
     return LINE_BITS // bits // GROUP
 
 
-def scale_rows(values: str | None, group: int | None, *, zero_points: bool) -> int:
-    """Rows of words that the scales of a stage take; arguments as of `mosaic.refusal`."""
-    if values is None or group is None:
+def scale_rows(problem: LayerProblem) -> int:
+    """Rows of words that the scales of a stage take."""
+    if problem.values is None or problem.group is None:
         return 0
-    return (2 if zero_points else 1) * groups_of_block(BITS[values])
+    return (2 if problem.zero_points else 1) * groups_of_block(BITS[problem.values])
 
 
-def few_bit_refusal(
-    depths: tuple[int, ...], values: str, group: int | None, *, zero_points: bool
-) -> str | None:
-    """Why the kernel cannot take weights of a few-bit scheme, or None.
-
-    depths: inputs of the products. values: the scheme, such as "fp8". group: inputs that share a
-    scale; None for scales of channels.
-    """
+def few_bit_refusal(problem: LayerProblem) -> str | None:
+    """Why the kernel cannot take weights of few bits as a layer stores them, or None."""
+    values, group = problem.values, problem.group
+    if values is None:
+        return None
     if values not in BITS:
         return f"weights in {values}; it takes {', '.join(BITS)}"
-    if zero_points and (values != "int4" or group is None):
+    if problem.zero_points and (values != "int4" or group is None):
         return f"{values} weights with zero points; it takes those of groups of int4"
     if group is not None and group % GROUP:
         return f"scales of {group} inputs; it takes multiples of {GROUP}"
     step = LINE_BITS // BITS[values]
+    depths = problem.depth, problem.num_heads * problem.head_dim, problem.width
     if any(depth % step for depth in depths):
         return f"products of {depths} inputs in {values}; it takes multiples of {step}"
     return None

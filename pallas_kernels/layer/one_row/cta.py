@@ -19,16 +19,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
+from rjax.pallas_kernels.layer.one_row import attention as heads_of
+from rjax.pallas_kernels.layer.one_row import few_bit_gemv, gemv
+from rjax.pallas_kernels.layer.one_row.few_bit_gemv import FewBits
+from rjax.pallas_kernels.layer.one_row.rows import activated_row, merged_row, normed_row
+from rjax.pallas_kernels.layer.one_row.sizes import TILE, LayerSizes, Product
+from rjax.pallas_kernels.layer.one_row.smem_row import Row
+from rjax.pallas_kernels.layer.one_row.stage_scales import arrive_after_copies
+from rjax.pallas_kernels.layer.one_row.tables import TablePlaces, tables
+from rjax.pallas_kernels.layer.one_row.threads import CONSUMERS, arrived, begun, simt
 from rjax.pallas_kernels.mosaic_emit import add, address, i32, mul
-from rjax.pallas_kernels.one_row_layer import attention as heads_of
-from rjax.pallas_kernels.one_row_layer import few_bit_gemv, gemv
-from rjax.pallas_kernels.one_row_layer.few_bit_gemv import FewBits
-from rjax.pallas_kernels.one_row_layer.rows import activated_row, merged_row, normed_row
-from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes, Product
-from rjax.pallas_kernels.one_row_layer.smem_row import Row
-from rjax.pallas_kernels.one_row_layer.stage_scales import arrive_after_copies
-from rjax.pallas_kernels.one_row_layer.tables import TablePlaces, tables
-from rjax.pallas_kernels.one_row_layer.threads import CONSUMERS, arrived, begun, simt
 from rjax.pallas_kernels.tma_copy import evict_first
 from rjax.pallas_kernels.words import EMPTY, store_words
 

@@ -13,10 +13,9 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir.dialects import arith
 from jaxlib.mlir.dialects import math as mlir_math
 
-from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
-from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes
-from rjax.pallas_kernels.one_row_layer.tables import TablePlaces
-from rjax.pallas_kernels.one_row_layer.threads import (
+from rjax.pallas_kernels.layer.one_row.sizes import TILE, LayerSizes
+from rjax.pallas_kernels.layer.one_row.tables import TablePlaces
+from rjax.pallas_kernels.layer.one_row.threads import (
     BLOCK_ROWS,
     CHUNK,
     CONSUMERS,
@@ -43,6 +42,7 @@ from rjax.pallas_kernels.one_row_layer.threads import (
     thread,
     warp,
 )
+from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
 
 _LOWEST = -1e30  # of a score; less than any, and finite
 _WARP = 32

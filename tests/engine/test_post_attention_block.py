@@ -12,19 +12,19 @@ from bench.step_roofline import DecodeCase
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.build import plan_engine
 from rjax.models import DecoderLayer, config_from_dict
-from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier
 from rjax.pallas_kernels.kernel import Kernel
+from rjax.pallas_kernels.layer.post_attention_block.grid_barrier import GridBarrier
 from rjax.pallas_kernels.partial import Partial
 from rjax.worker.backend import choose_backend
 from rjax.worker.kernels import Dispatcher
-from rjax.worker.kernels.between_attention import between_problem
+from rjax.worker.kernels.layer_problem import post_attention_problem
 from tests.engine.test_few_rows import PlainForms, answers
 from tests.engine.test_whole_layers import rms_norm
 
 ROWS = (8, 16)
 
 
-class PlainBetween:
+class PlainBlock:
     """A plain form of the kernel, and for which rows it was traced, with or without a next layer.
 
     The counters must be empty at the first layer of a step, and pass from layer to layer.
@@ -33,8 +33,8 @@ class PlainBetween:
     def __init__(self) -> None:
         self.traced: set[tuple[int, bool]] = set()
         self.kernel = Kernel(
-            "plain.between",
-            "between_attention",
+            "plain.post_attention_block",
+            "post_attention_block",
             "xla",
             lambda problem: None if problem.rows in ROWS else f"{problem.rows} rows",
             self._run,
@@ -70,16 +70,16 @@ def _halves(value):
     ],
 )
 def test_an_engine_answers_the_same(tiny, monkeypatch, options):
-    between, forms = PlainBetween(), PlainForms(ROWS, fused=False)
+    block, forms = PlainBlock(), PlainForms(ROWS, fused=False)
 
     def choose(*arguments, **given):
         backend = forms.taken_by(choose_backend(*arguments, **given), given["model"])
-        kernels = (between.kernel, *backend.dispatcher.kernels)
+        kernels = (block.kernel, *backend.dispatcher.kernels)
         return dataclasses.replace(backend, dispatcher=Dispatcher("xla", kernels))
 
     monkeypatch.setattr(plan_engine, "choose_backend", choose)
     _, got = answers(tiny, 9, **options)
-    assert {(rows, last) for rows, last in between.traced if rows == 16} == {
+    assert {(rows, last) for rows, last in block.traced if rows == 16} == {
         (16, True),
         (16, False),
     }
@@ -89,14 +89,12 @@ def test_an_engine_answers_the_same(tiny, monkeypatch, options):
 
 def test_a_step_of_few_rows_is_four_kernels_a_layer():
     lowered = lowered_step("qwen3-0.6b", DecodeCase(16, 512, 128))
-    counts = {}
+    counts, names = {}, (b"post_attention_block", b"split_k_gemm")
     for count, module in kernels_of(lowered):
-        name = next(
-            (name for name in (b"between_attention", b"split_k_gemm") if name in module), b"other"
-        )
+        name = next((name for name in names if name in module), b"other")
         counts[name] = counts.get(name, 0) + count
     # Rotation, attention and its merge are the others, with the last norm.
-    assert counts == {b"between_attention": 28, b"split_k_gemm": 1, b"other": 3 * 28 + 1}
+    assert counts == {b"post_attention_block": 28, b"split_k_gemm": 1, b"other": 3 * 28 + 1}
 
 
 def _layer(**change):
@@ -118,16 +116,16 @@ def _layer(**change):
 )
 def test_layers_that_have_no_such_kernel(change, obstacle):
     plain = _layer()
-    assert between_problem(plain, plain, rows=8, dtype=jnp.bfloat16).obstacle is None
+    assert post_attention_problem(plain, plain, rows=8, dtype=jnp.bfloat16).obstacle is None
     other = _layer(**change)
     for layers in ((other, None), (other, plain), (plain, other)):
-        assert between_problem(*layers, rows=8, dtype=jnp.bfloat16).obstacle == obstacle
+        assert post_attention_problem(*layers, rows=8, dtype=jnp.bfloat16).obstacle == obstacle
 
 
 def test_a_problem_has_the_columns_of_the_next_layer():
     layer = _layer()
-    alone = between_problem(layer, None, rows=8, dtype=jnp.bfloat16)
-    both = between_problem(layer, layer, rows=8, dtype=jnp.bfloat16)
+    alone = post_attention_problem(layer, None, rows=8, dtype=jnp.bfloat16)
+    both = post_attention_problem(layer, layer, rows=8, dtype=jnp.bfloat16)
     assert (alone.depth, alone.columns) == (1024, (2048, 3072))
     assert both.columns == (2048, 3072, 4096)
     assert np.isclose(both.eps, 1e-6)

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir.dialects import arith
 
-from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
-from rjax.pallas_kernels.one_row_layer.gemv import (
+from rjax.pallas_kernels.layer.one_row.gemv import (
     CHAINS,
     HALVES,
     MMA_COLUMNS,
@@ -24,10 +23,10 @@ from rjax.pallas_kernels.one_row_layer.gemv import (
     WARPS_ACROSS,
     mma,
 )
-from rjax.pallas_kernels.one_row_layer.sizes import TILE
-from rjax.pallas_kernels.one_row_layer.smem_row import GROUP, Row, padded
-from rjax.pallas_kernels.one_row_layer.stage_scales import StageScales
-from rjax.pallas_kernels.one_row_layer.threads import (
+from rjax.pallas_kernels.layer.one_row.sizes import TILE
+from rjax.pallas_kernels.layer.one_row.smem_row import GROUP, Row, padded
+from rjax.pallas_kernels.layer.one_row.stage_scales import StageScales
+from rjax.pallas_kernels.layer.one_row.threads import (
     CHUNK,
     LINE_BYTES,
     equal,
@@ -41,7 +40,8 @@ from rjax.pallas_kernels.one_row_layer.threads import (
     thread,
     warp,
 )
-from rjax.pallas_kernels.one_row_layer.widen import row_pair, row_words, slots, widened
+from rjax.pallas_kernels.layer.one_row.widen import row_pair, row_words, slots, widened
+from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
 from rjax.pallas_kernels.words import load_vector
 
 BATCHES = (2, 1)

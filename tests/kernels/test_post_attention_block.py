@@ -1,17 +1,23 @@
-"""The kernel from one attention to the next."""
+"""The kernel of the post-attention block."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier
-from rjax.pallas_kernels.between_attention.mosaic import BetweenWeights, between_attention, refusal
-from rjax.pallas_kernels.between_attention.sizes import BetweenSizes
 from rjax.pallas_kernels.gemm.gate_up_gemm import gate_up_gemm
 from rjax.pallas_kernels.gemm.split_k_gemm import split_k_gemm
+from rjax.pallas_kernels.layer.base import PostAttentionProblem
+from rjax.pallas_kernels.layer.post_attention_block.grid_barrier import GridBarrier
+from rjax.pallas_kernels.layer.post_attention_block.kernel import (
+    PostAttentionWeights,
+    post_attention_block,
+    refusal,
+)
+from rjax.pallas_kernels.layer.post_attention_block.sizes import BlockSizes
 from rjax.pallas_kernels.mosaic_emit import num_sms
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.residual.add_rms_norm import add_rms_norm
@@ -35,7 +41,7 @@ def arguments(T, D, E, F, Q):
     def array(*shape, scale=1.0):
         return jnp.asarray(rng.standard_normal(shape, np.float32) * scale, jnp.bfloat16)
 
-    weights = BetweenWeights(
+    weights = PostAttentionWeights(
         output=array(E, D, scale=E**-0.5),
         mlp_norm=1 + array(D, scale=0.1),
         gate_up=array(D, 2, F, scale=D**-0.5),
@@ -44,6 +50,13 @@ def arguments(T, D, E, F, Q):
         next_qkv=None if Q is None else array(D, Q, scale=D**-0.5),
     )
     return array(T, D), array(T, E), weights
+
+
+def problem(T, D, *columns, dtype="bfloat16"):
+    columns = tuple(n for n in columns if n is not None)
+    return PostAttentionProblem(
+        operation="post_attention_block", rows=T, dtype=dtype, depth=D, columns=columns, eps=EPS
+    )
 
 
 def shapes_of(*shape):
@@ -55,7 +68,8 @@ def shapes_of(*shape):
     [s if s in SHAPES[3:5] else pytest.param(s, marks=pytest.mark.slow) for s in SHAPES],
 )
 def test_lowers(shape):
-    traced = jax.jit(lambda *given: between_attention(*given, EPS)).trace(*shapes_of(*shape))
+    run = functools.partial(post_attention_block, problem(*shape))
+    traced = jax.jit(run).trace(*shapes_of(*shape))
     traced.lower(lowering_platforms=("cuda",))
     T, D, _, _, Q = shape
     x, found, _ = traced.out_info
@@ -65,8 +79,8 @@ def test_lowers(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ctas", [114, 132])
 def test_units_are_all_steps_of_all_columns(shape, ctas):
-    T, *rest = shape
-    sizes = BetweenSizes.of(T, *rest, ctas)
+    of_shape = problem(*shape)
+    sizes = BlockSizes.of(of_shape.rows, of_shape.depth, of_shape.columns, ctas)
     for product in (sizes.output, sizes.gate_up, sizes.down, sizes.qkv):
         if product is not None:
             assert product.tiles * product.tile == product.columns
@@ -81,16 +95,16 @@ def test_units_are_all_steps_of_all_columns(shape, ctas):
     [
         ({"rows": 7}, "7 rows"),
         ({"rows": 32}, "32 rows"),
-        ({"D": 96}, "96"),
-        ({"F": 100}, "100"),
-        ({"Q": 32}, "32"),
-        ({"dtype": jnp.float32}, "float32"),
+        ({"depth": 96}, "96"),
+        ({"columns": (64, 100, 64)}, "100"),
+        ({"columns": (64, 128, 32)}, "32"),
+        ({"dtype": "float32"}, "float32"),
     ],
 )
 def test_what_the_kernel_does_not_take(change, why):
-    sizes = {"rows": 8, "D": 128, "E": 64, "F": 128, "Q": 64, "dtype": jnp.bfloat16}
-    assert refusal(**sizes) is None
-    found = refusal(**(sizes | change))
+    taken = problem(8, 128, 64, 128, 64)
+    assert refusal(taken) is None
+    found = refusal(dataclasses.replace(taken, **change))
     assert found is not None
     assert why in found
 
@@ -99,7 +113,7 @@ def test_one_dtype():
     x, attended, weights = arguments(*SHAPES[-1])
     weights = dataclasses.replace(weights, down=weights.down.astype(jnp.float16))
     with pytest.raises(ValueError, match="but not down"):
-        between_attention(x, attended, weights, GridBarrier.empty(), EPS)
+        post_attention_block(problem(*SHAPES[-1]), x, attended, weights, GridBarrier.empty())
 
 
 def _product(h, w, product):
@@ -114,7 +128,7 @@ def separate(x, attended, weights):
     """The same by the kernels of each part."""
     (T, D), E, F = x.shape, attended.shape[1], len(weights.down)
     Q = None if weights.next_qkv is None else weights.next_qkv.shape[1]
-    sizes = BetweenSizes.of(T, D, E, F, Q, num_sms())
+    sizes = BlockSizes.of(T, D, problem(T, D, E, F, Q).columns, num_sms())
     update = _product(attended, weights.output, sizes.output)
     x, h = add_rms_norm(x, update, weights.mlp_norm, EPS)
     update = _product(gate_up_gemm(h, weights.gate_up), weights.down, sizes.down)
@@ -136,7 +150,7 @@ def test_the_counters_of_a_first_launch_are_not_equal():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bits_are_those_of_separate_kernels(shape):
     x, attended, weights = arguments(*shape)
-    run = jax.jit(lambda *given: between_attention(*given, EPS))
+    run = jax.jit(functools.partial(post_attention_block, problem(*shape)))
     want = jax.jit(separate)(x, attended, weights)
     barrier = GridBarrier.empty()
     for _ in range(20):  # each launch takes the counters that the one before has emptied
@@ -153,7 +167,9 @@ def test_a_thousand_launches_in_one_program(shape):
 
     def step(_, carry):
         x, barrier = carry
-        stream, found, barrier = between_attention(x, attended, weights, barrier, EPS)
+        stream, found, barrier = post_attention_block(
+            problem(*shape), x, attended, weights, barrier
+        )
         small = found.summands.sum((0, 2))[:, None].astype(x.dtype)
         return jnp.tanh(stream + small), barrier
 

@@ -24,28 +24,29 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int32
 
-from rjax.pallas_kernels.mosaic_emit import begin_kernel, num_sms
-from rjax.pallas_kernels.one_row_layer.cta import LayerCta, Ring
-from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes
-from rjax.pallas_kernels.one_row_layer.smem_row import GROUP, padded
-from rjax.pallas_kernels.one_row_layer.stage_scales import STAGE_COLUMNS
-from rjax.pallas_kernels.one_row_layer.tables import TablePlaces
-from rjax.pallas_kernels.one_row_layer.threads import (
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
+from rjax.pallas_kernels.layer.base import LayerProblem
+from rjax.pallas_kernels.layer.one_row.cta import LayerCta, Ring
+from rjax.pallas_kernels.layer.one_row.sizes import TILE, LayerSizes
+from rjax.pallas_kernels.layer.one_row.smem_row import GROUP, padded
+from rjax.pallas_kernels.layer.one_row.stage_scales import STAGE_COLUMNS
+from rjax.pallas_kernels.layer.one_row.tables import TablePlaces
+from rjax.pallas_kernels.layer.one_row.threads import (
     BLOCK_TRANSFORMS,
     CONSUMERS,
     LINE_BYTES,
     WARPS,
     begun,
 )
-from rjax.pallas_kernels.one_row_layer.weights import (
+from rjax.pallas_kernels.layer.one_row.weights import (
     BITS,
     LayerWeights,
     few_bit_refusal,
     scale_rows,
 )
+from rjax.pallas_kernels.mosaic_emit import begin_kernel, num_sms
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.words import EMPTY
 
@@ -83,56 +84,40 @@ class PartialSumBuffer:
         return cls(current, jnp.zeros_like(current))
 
 
-def refusal(
-    *,
-    rows: int,
-    D: int,
-    N: int,
-    K: int,
-    H: int,
-    F: int,
-    page_size: int,
-    rotary_dim: int | None,
-    dtype: DTypeLike,
-    kv_dtype: DTypeLike,
-    values: str | None = None,
-    group: int | None = None,
-    zero_points: bool = False,
-) -> str | None:
-    """Why the kernel cannot compute a layer of these sizes, or None.
-
-    values, group, zero_points: how few-bit weights are stored, see `few_bit_refusal`; values are
-    None for weights in 16 bits.
-    """
-    if rows != 1:
-        return f"{rows} rows; it takes one"
-    if jnp.dtype(dtype) != jnp.bfloat16 or jnp.dtype(kv_dtype) != jnp.bfloat16:
+def refusal(problem: LayerProblem) -> str | None:
+    """Why the kernel cannot compute a layer, or None."""
+    D, F, H = problem.depth, problem.width, problem.head_dim
+    N, K, dtype, kv_dtype = problem.num_heads, problem.num_kv_heads, problem.dtype, problem.kv_dtype
+    if problem.rows != 1:
+        return f"{problem.rows} rows; it takes one"
+    if dtype != "bfloat16" or kv_dtype != "bfloat16":
         return f"activations in {dtype} and KV in {kv_dtype}; it takes bfloat16"
-    if H not in (64, 128) or rotary_dim != H:
-        return f"heads of {H} dims, {rotary_dim} rotated; it takes 64 or 128, all rotated"
-    if page_size != TILE:
-        return f"pages of {page_size} tokens; it takes {TILE}"
+    if H not in (64, 128) or problem.rotary_dim != H:
+        return f"heads of {H} dims, {problem.rotary_dim} rotated; it takes 64 or 128, all rotated"
+    if problem.page_size != TILE:
+        return f"pages of {problem.page_size} tokens; it takes {TILE}"
     if D % 128 or F % 128 or N * H % 128:
         return f"rows of {D}, {N * H} and {F} columns; it takes multiples of 128"
-    if values is not None:
-        why = few_bit_refusal((D, N * H, F), values, group, zero_points=zero_points)
-        if why is not None:
-            return why
-    sizes = layer_sizes(D, N, K, H, F, values)
+    why = few_bit_refusal(problem)
+    if why is not None:
+        return why
+    sizes = layer_sizes(problem)
     if sizes.kv_splits < _MIN_KV_SPLITS:
         return f"{N} heads and {K} KV heads leave {sizes.kv_splits} CTAs for each; it needs eight"
     products = (sizes.qkv, sizes.output, sizes.gate_up, sizes.down)
     fewest = min(product.units * product.tile // TILE for product in products)
     if fewest < _MIN_UNITS * sizes.ctas:
         return f"a product of {fewest} parts; it has {sizes.ctas} CTAs, most of which would rest"
-    if _stages(sizes, scale_rows(values, group, zero_points=zero_points)) < _MIN_STAGES:
+    if _stages(sizes, scale_rows(problem)) < _MIN_STAGES:
         return f"rows of {D} and {F} columns leave too little shared memory for weights"
     return None
 
 
-def layer_sizes(D: int, N: int, K: int, H: int, F: int, values: str | None) -> LayerSizes:
-    """The layer's sizes on this GPU; values: scheme of few-bit weights, or None for 16 bits."""
-    return LayerSizes(D, N, K, H, F, num_sms(), 16 if values is None else BITS[values])
+def layer_sizes(problem: LayerProblem) -> LayerSizes:
+    """The layer's sizes on this GPU."""
+    heads = problem.num_heads, problem.num_kv_heads, problem.head_dim
+    bits = 16 if problem.values is None else BITS[problem.values]
+    return LayerSizes(problem.depth, *heads, problem.width, num_sms(), bits)
 
 
 def _stages(sizes: LayerSizes, scales: int) -> int:
@@ -155,8 +140,9 @@ def _under_way(sizes: LayerSizes, stages: int) -> int:
 
 
 def decoder_layer(
+    problem: LayerProblem,
     x: Float[Array, "1 D"],
-    update: Float[Array, "1 D"] | Partial,
+    update: Float[Array, "1 D"] | Partial | None,
     weights: LayerWeights,
     cos: Float[Array, "1 R"],
     sin: Float[Array, "1 R"],
@@ -165,18 +151,14 @@ def decoder_layer(
     page_table: Int[Array, "B M"],
     positions: Int[Array, "1"],
     slots: Int[Array, "1"],
-    words: PartialSumBuffer,
-    *,
-    scale: float,
-    eps: float,
-    head_eps: float = 0.0,
-    early_weights: bool = False,
+    words: PartialSumBuffer | None,
 ) -> tuple[
     Float[Array, "1 D"], Partial, Float[Array, "P K S H"], Float[Array, "P K S H"], PartialSumBuffer
 ]:
     """A layer of a decoder: attention and a gated feed-forward with silu, each behind a norm.
 
     Args:
+        problem: one that ``refusal`` takes, with the sizes of the arrays.
         x, update: the residual stream and what the layer before adds to it.
         weights: the layer's weights.
         cos, sin: float32, those of the row's position.
@@ -185,41 +167,22 @@ def decoder_layer(
         positions: int32, the row's position: it attends to itself and all tokens before. Negative
             for padding, whose result is not used.
         slots: int32, where its key and value are stored, page * S + offset; negative for nowhere.
-        words: words of this launch and the one before.
-        scale: factor of the scores.
-        eps, head_eps: epsilon of the layer's norms, and of the norms of queries and keys.
-        early_weights: whether no kernel of the program writes the weights, so that they may be read
-            before the kernels before have ended.
+        words: words of this launch and the one before; None before the first launch of a step.
 
     Returns:
         (the residual stream after attention, the update of the feed-forward, the pages, the words
         for the next launch). Sums are float32; the row is rounded to bfloat16 where separate
         kernels store it.
 
-    Raises:
-        ValueError: sizes or dtypes that the kernel does not take (``refusal``).
-
     Source: "Look ma, no bubbles" (Hazy Research, 2025) for one kernel over stages that stream.
     """
-    (_, D), (_, K, S, H), (E, F) = x.shape, k_pages.shape, weights.depths
-    N, stored = E // H, weights.stored
-    why = refusal(
-        rows=len(x),
-        D=D,
-        N=N,
-        K=K,
-        H=H,
-        F=F,
-        page_size=S,
-        rotary_dim=2 * cos.shape[-1],
-        dtype=x.dtype,
-        kv_dtype=k_pages.dtype,
-        **stored,
-    )
-    if why is not None:
-        raise ValueError(why)
-    sizes, scales = layer_sizes(D, N, K, H, F, stored["values"]), scale_rows(**stored)
-    stages = _stages(sizes, scales)
+    D, H = problem.depth, problem.head_dim
+    sizes, scales = layer_sizes(problem), scale_rows(problem)
+    stages, early_weights = _stages(sizes, scales), problem.early_weights
+    if update is None:  # of the first layer; as many summands as in the others, for one kernel
+        update = Partial(jnp.zeros((sizes.down.splits, *x.shape), jnp.float32), dtype=x.dtype)
+    if words is None or words.current.shape != (sizes.words,):  # the layer before has other bits
+        words = PartialSumBuffer.empty(sizes)
     summands = update.summands if isinstance(update, Partial) else update[None]
     summands = summands.astype(jnp.float32).reshape(-1, 1, D)
     mutable = (k_pages, v_pages, words.current, words.other)
@@ -257,9 +220,9 @@ def decoder_layer(
                 blocks, few_blocks, full, empty, stages, _under_way(sizes, stages), scale_words
             ),
             cta=cta,
-            scale=scale,
-            eps=eps,
-            head_eps=head_eps,
+            scale=problem.score_scale,
+            eps=problem.eps,
+            head_eps=problem.head_eps,
         )
 
         def placed() -> LayerCta:
@@ -327,3 +290,13 @@ def decoder_layer(
     k_pages, v_pages, used, emptied = (jax.freeze(pool) for pool in pools)
     found = Partial(partial.reshape(-1, 1, D), dtype=x.dtype)
     return residual, found, k_pages, v_pages, PartialSumBuffer(emptied, used)
+
+
+KERNEL = Kernel(
+    "mosaic.one_row_layer",
+    "decoder_layer",
+    "mosaic",
+    refusal,
+    decoder_layer,
+    compute_capabilities=HOPPER,
+)

@@ -68,7 +68,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class BetweenSizes:
+class BlockSizes:
     """The products in order, and the shared memory of a CTA.
 
     Attributes:
@@ -96,12 +96,10 @@ class BetweenSizes:
     under_way_ahead: int
 
     @classmethod
-    def of(cls, rows: int, D: int, E: int, F: int, Q: int | None, ctas: int) -> "BetweenSizes":
-        """The sizes of a launch.
-
-        E: inputs of the output projection; Q: columns of the next qkv, or None.
-        """
-        wide = D >= _WIDE_FROM and all(n % 128 == 0 for n in (D, F, Q or 0))
+    def of(cls, rows: int, D: int, columns: tuple[int, ...], ctas: int) -> "BlockSizes":
+        """The sizes of a launch; columns: see `PostAttentionProblem`."""
+        E, F, *following = columns
+        wide = D >= _WIDE_FROM and all(n % 128 == 0 for n in (D, F, *following))
         deep = not wide and all(n % 128 == 0 for n in (D, E, F))
         step, tile = slot = 128 if deep else 64, 128 if wide else 64
         row_bytes, slot_bytes = rows * step * 2, step * tile * 2
@@ -112,7 +110,7 @@ class BetweenSizes:
             output=Product.of(E, D, 1, slot, ctas),
             gate_up=Product.of(D, F, 2, slot, ctas),
             down=Product.of(F, D, 1, slot, ctas),
-            qkv=None if Q is None else Product.of(D, Q, 1, slot, ctas),
+            qkv=Product.of(D, following[0], 1, slot, ctas) if following else None,
             ctas=ctas,
             weight_slots=slots,
             row_slots=_ROW_SLOTS,

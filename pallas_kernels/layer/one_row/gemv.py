@@ -12,9 +12,8 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from rjax.pallas_kernels.mosaic_emit import add, div, i32_type, mul, rem
-from rjax.pallas_kernels.one_row_layer.sizes import TILE
-from rjax.pallas_kernels.one_row_layer.threads import (
+from rjax.pallas_kernels.layer.one_row.sizes import TILE
+from rjax.pallas_kernels.layer.one_row.threads import (
     LINE_BYTES,
     barrier,
     below,
@@ -31,6 +30,7 @@ from rjax.pallas_kernels.one_row_layer.threads import (
     thread,
     warp,
 )
+from rjax.pallas_kernels.mosaic_emit import add, div, i32_type, mul, rem
 from rjax.pallas_kernels.words import load_vector
 
 MMA_COLUMNS, _MMA_DEPTH = 16, 16

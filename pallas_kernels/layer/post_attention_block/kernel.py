@@ -27,10 +27,17 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.between_attention.cta import BetweenCta, Slots, store_transposed
-from rjax.pallas_kernels.between_attention.grid_barrier import GridBarrier, arrive, clear, wait_for
-from rjax.pallas_kernels.between_attention.sizes import WGMMA_M, BetweenSizes, Product
 from rjax.pallas_kernels.gemm.gemv_row import reduce_warpgroup
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
+from rjax.pallas_kernels.layer.base import PostAttentionProblem
+from rjax.pallas_kernels.layer.post_attention_block.cta import BlockCta, Slots, store_transposed
+from rjax.pallas_kernels.layer.post_attention_block.grid_barrier import (
+    GridBarrier,
+    arrive,
+    clear,
+    wait_for,
+)
+from rjax.pallas_kernels.layer.post_attention_block.sizes import WGMMA_M, BlockSizes, Product
 from rjax.pallas_kernels.mosaic_emit import (
     THREADS,
     begin_kernel,
@@ -50,7 +57,7 @@ _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # a thread
 @no_type_check  # JAX also builds it with other leaves than arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
-class BetweenWeights:
+class PostAttentionWeights:
     """The arrays that the kernel reads, in the dtype of the rows; those of norms may be float32.
 
     Attributes:
@@ -70,41 +77,37 @@ class BetweenWeights:
     next_qkv: Float[Array, "D Q"] | None = None
 
 
-def refusal(rows: int, D: int, E: int, F: int, Q: int | None, dtype: DTypeLike) -> str | None:
-    """Why the kernel cannot take these sizes, or None; Q is None where no layer follows."""
-    if rows not in ROWS:
-        return f"{rows} rows; it takes {', '.join(map(str, ROWS))}"
-    if jnp.dtype(dtype).itemsize != 2:
-        return f"operands are {jnp.dtype(dtype)}; it takes one 16-bit dtype"
-    if D % THREADS or any(n % 64 for n in (E, F, Q or 0)):
-        found = ", ".join(str(n) for n in (E, D, F, Q) if n is not None)
+def refusal(problem: PostAttentionProblem) -> str | None:
+    """Why the kernel cannot take a problem, or None."""
+    if problem.rows not in ROWS:
+        return f"{problem.rows} rows; it takes {', '.join(map(str, ROWS))}"
+    if jnp.dtype(problem.dtype).itemsize != 2:
+        return f"operands are {problem.dtype}; it takes one 16-bit dtype"
+    D, (E, *others) = problem.depth, problem.columns
+    if D % THREADS or any(n % 64 for n in problem.columns):
+        found = ", ".join(map(str, (E, D, *others)))
         return f"products of {found} columns; it takes multiples of 64, and {THREADS} of the row"
-    sizes = BetweenSizes.of(rows, D, E, F, Q, num_sms())
-    if rows > sizes.ctas:
-        return f"{rows} rows on {sizes.ctas} SMs; it takes no more rows than SMs"
+    if problem.rows > num_sms():
+        return f"{problem.rows} rows on {num_sms()} SMs; it takes no more rows than SMs"
     return None
 
 
-def between_attention(
+def post_attention_block(
+    problem: PostAttentionProblem,
     x: Float[Array, "T D"],
     attended: Float[Array, "T E"],
-    weights: BetweenWeights,
+    weights: PostAttentionWeights,
     barrier: GridBarrier,
-    eps: float,
-    *,
-    early_weights: bool = False,
 ) -> tuple[Float[Array, "T D"], Partial, GridBarrier]:
     """(the residual stream, what follows from it, counters for the next launch).
 
     Args:
+        problem: one that ``refusal`` takes, with the sizes of the arrays.
         x: bfloat16 or float16, the residual stream; no update is pending. T is 8 or 16.
         attended: the result of attention, in the dtype of x.
         weights: weights of the layer, and of the next one's norm and first projection if a layer
             follows.
         barrier: counters of this launch and the one before.
-        eps: the norms' epsilon.
-        early_weights: whether no kernel of the program writes the weights, so that they may be read
-            before the kernels before have ended.
 
     Returns:
         Where a layer follows, the stream with both updates added, and queries, keys and values of
@@ -114,15 +117,11 @@ def between_attention(
         ``gate_up_gemm``.
 
     Raises:
-        ValueError: sizes or dtypes that the kernel does not take (``refusal``).
+        ValueError: arrays of several dtypes.
     """
-    (T, D), E, dtype = x.shape, attended.shape[1], x.dtype
-    F, follows = len(weights.down), weights.next_qkv is not None
-    Q = None if weights.next_qkv is None else weights.next_qkv.shape[1]
-    why = refusal(T, D, E, F, Q, dtype)
-    if why is not None:
-        raise ValueError(why)
-    sizes = BetweenSizes.of(T, D, E, F, Q, num_sms())
+    (T, D), F, dtype = x.shape, problem.columns[1], x.dtype
+    early_weights, follows = problem.early_weights, weights.next_qkv is not None
+    sizes = BlockSizes.of(T, D, problem.columns, num_sms())
     arrays = {
         "x": x,
         "attended": attended,
@@ -160,25 +159,25 @@ def between_attention(
         current, other, *rest = refs[len(arrays) :]
         found = dict(zip(outputs, rest, strict=True))
         wg, index = lax.axis_index("wg"), lax.axis_index("cta")
-        cta = BetweenCta(
+        cta = BlockCta(
             sizes=sizes,
             cta=index,
             weights=Slots(w_smem, w_full, w_empty, sizes.weight_slots),
             rows=Slots(h_smem, h_full, h_empty, sizes.row_slots),
         )
-        between = _Between(cta, inputs, found, current, eps, dtype, sums)
+        block = _Block(cta, inputs, found, current, problem.eps, dtype, sums)
 
         @pl.when(wg == 0)
         def _consumer():
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
             if early_weights:
                 plgpu.griddepcontrol_wait()
-            between.consume()
+            block.consume()
 
         @pl.when(wg == 1)
         def _weights():
             plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-            between.produce_weights()
+            block.produce_weights()
 
         @pl.when(wg == 2)
         def _rows():
@@ -186,9 +185,9 @@ def between_attention(
             if early_weights:
                 plgpu.griddepcontrol_wait()
             pl.when(index == 0)(lambda: clear(other))
-            between.produce_rows()
+            block.produce_rows()
 
-    kernel.__name__ = "between_attention"
+    kernel.__name__ = "post_attention_block"
     counters = [jax.new_ref(barrier.current), jax.new_ref(barrier.other)]
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     row_memory = (sizes.row_slots * T, sizes.step)
@@ -224,7 +223,7 @@ def between_attention(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Between:
+class _Block:
     """The order of the products and norms, the same for all warpgroups.
 
     Attributes:
@@ -236,7 +235,7 @@ class _Between:
         sums: float32 [4] SMEM.
     """
 
-    cta: BetweenCta
+    cta: BlockCta
     inputs: dict[str, Any]
     found: dict[str, Any]
     current: Any
@@ -328,3 +327,13 @@ class _Between:
             store_strided(residual_ref.at[row], residual, layout)
             store_strided(normed_ref.at[row], normed, layout)
             arrive(self.current, which + 1)
+
+
+KERNEL = Kernel(
+    "mosaic.post_attention_block",
+    "post_attention_block",
+    "mosaic",
+    refusal,
+    post_attention_block,
+    compute_capabilities=HOPPER,
+)

@@ -11,11 +11,10 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir.dialects import arith
 from jaxlib.mlir.dialects import math as mlir_math
 
-from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
-from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
-from rjax.pallas_kernels.one_row_layer.smem_row import Row, store_run
-from rjax.pallas_kernels.one_row_layer.tables import Meanwhile
-from rjax.pallas_kernels.one_row_layer.threads import (
+from rjax.pallas_kernels.layer.one_row.sizes import LayerSizes
+from rjax.pallas_kernels.layer.one_row.smem_row import Row, store_run
+from rjax.pallas_kernels.layer.one_row.tables import Meanwhile
+from rjax.pallas_kernels.layer.one_row.threads import (
     CONSUMERS,
     LOG2_E,
     barrier,
@@ -34,6 +33,7 @@ from rjax.pallas_kernels.one_row_layer.threads import (
     thread,
     total,
 )
+from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
 
 _RUN = 4  # neighbours that a thread computes
 

@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
-from rjax.pallas_kernels.between_attention.sizes import WGMMA_M, BetweenSizes, Product
+from rjax.pallas_kernels.layer.post_attention_block.sizes import WGMMA_M, BlockSizes, Product
 from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, thread_index
 from rjax.pallas_kernels.tma_copy import evict_first
 
@@ -92,7 +92,7 @@ def arrive_once(barrier) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class BetweenCta:
+class BlockCta:
     """A CTA's part of the products.
 
     Attributes:
@@ -102,7 +102,7 @@ class BetweenCta:
         rows: slots of ``sizes.rows`` rows of ``step`` inputs, one behind the other.
     """
 
-    sizes: BetweenSizes
+    sizes: BlockSizes
     cta: Any
     weights: Slots
     rows: Slots

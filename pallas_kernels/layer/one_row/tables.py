@@ -14,9 +14,8 @@ from typing import Any
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir.dialects import arith, memref
 
-from rjax.pallas_kernels.mosaic_emit import add, i32, mul
-from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
-from rjax.pallas_kernels.one_row_layer.threads import (
+from rjax.pallas_kernels.layer.one_row.sizes import LayerSizes
+from rjax.pallas_kernels.layer.one_row.threads import (
     CONSUMERS,
     below,
     equal,
@@ -27,6 +26,7 @@ from rjax.pallas_kernels.one_row_layer.threads import (
     store,
     thread,
 )
+from rjax.pallas_kernels.mosaic_emit import add, i32, mul
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

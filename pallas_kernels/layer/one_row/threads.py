@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 from jaxlib.mlir.dialects import math as mlir_math
 
+from rjax.pallas_kernels.layer.one_row.sizes import TILE
 from rjax.pallas_kernels.mosaic_emit import (
     SCALAR,
     THREADS,
@@ -28,7 +29,6 @@ from rjax.pallas_kernels.mosaic_emit import (
     mul,
     rem,
 )
-from rjax.pallas_kernels.one_row_layer.sizes import TILE
 from rjax.pallas_kernels.words import load_vector, poll_words, store_vector, store_words
 
 CONSUMERS = 256

@@ -16,6 +16,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from rjax.pallas_kernels.layer.one_row.sizes import TILE
+from rjax.pallas_kernels.layer.one_row.smem_row import GROUP
+from rjax.pallas_kernels.layer.one_row.threads import equal, load, select, shared_address
 from rjax.pallas_kernels.mosaic_emit import (
     SCALAR,
     add,
@@ -27,9 +30,6 @@ from rjax.pallas_kernels.mosaic_emit import (
     rem,
     thread_index,
 )
-from rjax.pallas_kernels.one_row_layer.sizes import TILE
-from rjax.pallas_kernels.one_row_layer.smem_row import GROUP
-from rjax.pallas_kernels.one_row_layer.threads import equal, load, select, shared_address
 from rjax.pallas_kernels.tma_copy import last_copy_barrier
 
 STAGE_COLUMNS = 2 * TILE

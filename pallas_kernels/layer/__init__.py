@@ -1,0 +1,1 @@
+"""Kernels of more than one operation of a decoder layer."""
