@@ -27,7 +27,7 @@ from rjax.pallas_kernels.layer.one_row.sizes import TILE, LayerSizes, Product
 from rjax.pallas_kernels.layer.one_row.smem_row import Row
 from rjax.pallas_kernels.layer.one_row.stage_scales import arrive_after_copies
 from rjax.pallas_kernels.layer.one_row.tables import TablePlaces, tables
-from rjax.pallas_kernels.layer.one_row.threads import CONSUMERS, arrived, begun, simt
+from rjax.pallas_kernels.layer.one_row.threads import CONSUMERS, await_prefetch, prefetch, simt
 from rjax.pallas_kernels.mosaic_emit import add, address, i32, mul
 from rjax.pallas_kernels.tma_copy import evict_first
 from rjax.pallas_kernels.words import EMPTY, store_words
@@ -75,7 +75,7 @@ class Ring:
             arrive_after_copies()
 
     def wait(self, number):
-        """The stage whose blocks have arrived."""
+        """The stage, as soon as it is filled."""
         stage = lax.rem(number, jnp.int32(self.stages))
         plgpu.barrier_wait(self.full.at[stage])
         return stage
@@ -89,8 +89,8 @@ class Ring:
 class LayerCta:
     """A CTA's part of the layer.
 
-    ``few_bits`` has the four products by name, or none with 16-bit weights; ``begun_position`` is
-    the row's position, a load that was `begun`, or None as long as only weights may be read.
+    ``few_bits`` has the four products by name, or none with 16-bit weights; ``prefetched_position``
+    is the row's position, a load by `prefetch`, or None as long as only weights may be read.
     """
 
     sizes: LayerSizes
@@ -105,7 +105,7 @@ class LayerCta:
     scale: float
     eps: float
     head_eps: float
-    begun_position: Any = None
+    prefetched_position: Any = None
 
     # The units of a CTA, the same for producer and consumers
 
@@ -130,7 +130,7 @@ class LayerCta:
     @property
     def _position(self):
         """Position of the row, at least 0, int32."""
-        return jnp.maximum(arrived(self.begun_position), 0)
+        return jnp.maximum(await_prefetch(self.prefetched_position), 0)
 
     @property
     def _chunks(self):
@@ -185,11 +185,11 @@ class LayerCta:
         return self._for_units(product, unit, number)
 
     def _page(self, i):
-        """The page of the i-th chunk of this CTA's split, or some entry of the table, `begun`."""
+        """Prefetch the page of the i-th chunk of this CTA's split, or some entry of the table."""
         _, split, _ = self._attention_unit
         table = self.inputs["page_table"]
         number = jnp.minimum(split + i * self.sizes.kv_splits, table.shape[1] - 1)
-        return begun(table, 0, number)
+        return prefetch(table, 0, number)
 
     def _produce_kv(self, number, first_page):
         unit, _, chunks = self._attention_unit
@@ -197,7 +197,7 @@ class LayerCta:
 
         def chunk(i, page):
             following = self._page(i + 1)  # before the ring is full
-            page = jnp.maximum(arrived(page), 0)
+            page = jnp.maximum(await_prefetch(page), 0)
             of_page = [pages.at[page, head] for pages in self.pages]
             parts = [
                 (one.at[:, pl.ds(block * TILE, TILE)], False)
@@ -230,7 +230,7 @@ class LayerCta:
             totals.at[0],
             self.cta,
             eps=self.eps,
-            meanwhile=tables(inputs, scratch["tables"], kv_head, sizes),
+            overlap=tables(inputs, scratch["tables"], kv_head, sizes),
         )
         number = self._multiply("qkv", jnp.int32(0), None, sizes.qkv_words)
         number = self._attend(number)

@@ -77,7 +77,7 @@ class FewBits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage that has arrived.
+    """A stage that is filled.
 
     Attributes:
         blocks: SMEM, 2 x 64 lines of 128 bytes.

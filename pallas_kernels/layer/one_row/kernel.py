@@ -38,7 +38,7 @@ from rjax.pallas_kernels.layer.one_row.threads import (
     CONSUMERS,
     LINE_BYTES,
     WARPS,
-    begun,
+    prefetch,
 )
 from rjax.pallas_kernels.layer.one_row.weights import (
     BITS,
@@ -206,7 +206,7 @@ def decoder_layer(
         blocks, few_blocks = (ring, ring) if sizes.bits == 16 else ring
         k_ref, v_ref, current, other, residual, partial = refs[len(given) :]
         begin_kernel(early_weights)
-        position = None if early_weights else begun(inputs["positions"], 0)
+        position = None if early_weights else prefetch(inputs["positions"], 0)
         cta, wg = lax.axis_index("cta"), lax.axis_index("wg")
         layer = LayerCta(
             sizes=sizes,
@@ -229,8 +229,8 @@ def decoder_layer(
             at = position
             if early_weights:
                 plgpu.griddepcontrol_wait()
-                at = begun(inputs["positions"], 0)
-            return dataclasses.replace(layer, begun_position=at)
+                at = prefetch(inputs["positions"], 0)
+            return dataclasses.replace(layer, prefetched_position=at)
 
         @pl.when(wg == _WARPGROUPS)
         def _producer():

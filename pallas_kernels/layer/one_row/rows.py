@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import math as mlir_math
 
 from rjax.pallas_kernels.layer.one_row.sizes import LayerSizes
 from rjax.pallas_kernels.layer.one_row.smem_row import Row, store_run
-from rjax.pallas_kernels.layer.one_row.tables import Meanwhile
+from rjax.pallas_kernels.layer.one_row.tables import Overlap
 from rjax.pallas_kernels.layer.one_row.threads import (
     CONSUMERS,
     LOG2_E,
@@ -50,7 +50,7 @@ def normed_row(
     *,
     eps,
     words_at=None,
-    meanwhile: Meanwhile | None = None,
+    overlap: Overlap | None = None,
 ) -> None:
     """row = RMSNorm(residual + sum of the update); that sum also goes to ``stream`` and ``out``.
 
@@ -65,12 +65,12 @@ def normed_row(
         cta: int32.
         eps: the norm's epsilon.
         words_at: (first word, splits) of the update among the words; None for an array.
-        meanwhile: work that is emitted with the norm and ends before its last barrier.
+        overlap: work that is emitted with the norm and ends before its last barrier.
     """
     [D] = stream.shape[:1]
     refs = [residual, summands, weight, stream, scratch, *([] if out is None else [out])]
     own, stored = len(refs), len(row.refs)
-    other = meanwhile or Meanwhile()
+    other = overlap or Overlap()
     scalars = (cta, *other.scalars)
 
     def emit(*given):
@@ -78,7 +78,7 @@ def normed_row(
         row, given = given[own : own + stored], (*given[:own], *given[own + stored :])
         others = (*given[own : own + len(other.refs)], *given[len(given) - len(other.scalars) :])
         cta = given[own + len(other.refs)]
-        begun = other.begin(*others)
+        prefetched = other.prefetch(*others)
         square, kept, columns = f32(0), [], []
         for i in range(-(-D // (CONSUMERS * _RUN))):
             at = mul(add(thread(), i * CONSUMERS), _RUN)
@@ -114,7 +114,7 @@ def normed_row(
             values = [arith.mulf(arith.mulf(x, factor), y) for x, y in zip(new, scale, strict=True)]
             with mgpu.when(inside):
                 store_run(row, column, [rounded(value) for value in values])
-        other.end(*others, begun)
+        other.finish(*others, prefetched)
         barrier()
 
     simt(emit, (*refs, *row.refs, *other.refs), scalars)

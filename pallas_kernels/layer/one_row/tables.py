@@ -56,22 +56,22 @@ class TablePlaces:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Meanwhile:
+class Overlap:
     """Work that is emitted into the code of another function.
 
     Attributes:
         refs, scalars: Refs and scalars that it needs.
-        begin: called with both, before anything waits; starts loads.
-        end: called with both and the result of ``begin``.
+        prefetch: called with both, before anything waits; starts loads.
+        finish: called with both and the result of ``prefetch``.
     """
 
     refs: tuple[Any, ...] = ()
     scalars: tuple[Any, ...] = ()
-    begin: Callable[..., Any] = lambda *_: None
-    end: Callable[..., None] = lambda *_: None
+    prefetch: Callable[..., Any] = lambda *_: None
+    finish: Callable[..., None] = lambda *_: None
 
 
-def tables(inputs: dict[str, Any], target, kv_head, sizes: LayerSizes) -> Meanwhile:
+def tables(inputs: dict[str, Any], target, kv_head, sizes: LayerSizes) -> Overlap:
     """Work that copies the arrays to SMEM.
 
     Args:
@@ -96,7 +96,7 @@ def tables(inputs: dict[str, Any], target, kv_head, sizes: LayerSizes) -> Meanwh
         ]
     names = list(dict.fromkeys(name for name, *_ in parts))
 
-    def begin(target, slots, *given):
+    def prefetch(target, slots, *given):
         del target
         *sources, kv_head = given
         by_name = dict(zip(names, sources, strict=True))
@@ -112,7 +112,7 @@ def tables(inputs: dict[str, Any], target, kv_head, sizes: LayerSizes) -> Meanwh
                 loaded.append((inside, add(column, to), values))
         return loaded, memref.load(slots, [index(0)])
 
-    def end(target, slots, *given):
+    def finish(target, slots, *given):
         del slots
         loaded, slot = given[-1]
         for inside, to, values in loaded:
@@ -122,4 +122,4 @@ def tables(inputs: dict[str, Any], target, kv_head, sizes: LayerSizes) -> Meanwh
             store(target, [places.slot], [arith.bitcast(f32(0).type, slot)])
 
     refs = (target, inputs["slots"], *(inputs[name] for name in names))
-    return Meanwhile(refs, (kv_head,), begin, end)
+    return Overlap(refs, (kv_head,), prefetch, finish)

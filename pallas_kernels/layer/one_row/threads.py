@@ -140,8 +140,8 @@ def barrier() -> None:
     )
 
 
-def begun(ref, *at):
-    """Start to load an int32 from GMEM; `arrived` waits for it.
+def prefetch(ref, *at):
+    """Start to load an int32 from GMEM; `await_prefetch` waits for it.
 
     ptxas waits early for numbers that all threads share, to move them to other registers. The place
     has a zero that differs between threads as far as it sees: the count of a number's bits, / 64.
@@ -161,8 +161,8 @@ def begun(ref, *at):
     return run(ref, *(jnp.int32(number) for number in at))
 
 
-def arrived(value):
-    """The int32 of `begun`, as a number that the threads of a warp share."""
+def await_prefetch(value):
+    """The int32 of `prefetch`, as a number that the threads of a warp share."""
     one = plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR)
 
     @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=one)
