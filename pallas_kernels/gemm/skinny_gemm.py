@@ -38,6 +38,7 @@ from rjax.pallas_kernels.gemm.gemv_row import (
     StoredRow,
 )
 from rjax.pallas_kernels.mosaic_emit import SCALAR, begin_kernel
+from rjax.pallas_kernels.pipeline import Pipeline
 from rjax.pallas_kernels.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
@@ -162,6 +163,7 @@ def skinny_gemm(
         start = lax.div(split * all_blocks, jnp.int32(config.split_k))
         count = lax.div((split + 1) * all_blocks, jnp.int32(config.split_k)) - start
         wg = lax.axis_index("wg")
+        pipeline = Pipeline(full, empty, stages)
 
         @pl.when(wg == consumers)
         def _producer():
@@ -182,23 +184,7 @@ def skinny_gemm(
                     tile, place = inputs[0].at[:, depth_of(i)], pl.multiple_of(stage * T, T)
                     plgpu.copy_gmem_to_smem(tile, h_smem.at[pl.ds(place, T)], full.at[stage])
 
-            def refill(i, _):
-                stage = lax.rem(i, jnp.int32(stages))
-                plgpu.barrier_wait(empty.at[stage])
-                load(i, stage)
-
-            def load(i, stage):
-                load_weights(i, stage)
-                load_rows(i, stage)
-
-            first = jnp.minimum(count, stages)
-            if early_weights:
-                lax.fori_loop(0, first, lambda i, _: load_weights(i, i), None)
-                plgpu.griddepcontrol_wait()
-                lax.fori_loop(0, first, lambda i, _: load_rows(i, i), None)
-            else:
-                lax.fori_loop(0, first, lambda i, _: load(i, i), None)
-            lax.fori_loop(first, count, refill, None)
+            pipeline.fill(count, load_weights, load_rows, early=early_weights)
 
         @pl.when(wg < consumers)
         def _consumer():
@@ -215,8 +201,7 @@ def skinny_gemm(
 
             def accumulate(*accs):
                 def step(i, _):
-                    stage = lax.rem(i, jnp.int32(stages))
-                    plgpu.barrier_wait(full.at[stage])
+                    stage = pipeline.wait(i)
                     if source is None:
                         row = pl.multiple_of(stage * T + first_row, min(T, _WGMMA_M))
                     else:
@@ -225,8 +210,8 @@ def skinny_gemm(
                         h_tile = h_smem.at[pl.ds(row, _WGMMA_M)]
                         plgpu.wgmma(acc, h_tile, w_smem.at[stage, which])
                     plgpu.wgmma_wait(W)  # the wgmma of the previous stage are done
-                    previous = lax.rem(i + stages - 1, jnp.int32(stages))
-                    pl.when(i > 0)(lambda: plgpu.barrier_arrive(empty.at[previous]))
+                    previous = pipeline.stage(i + stages - 1)
+                    pl.when(i > 0)(lambda: pipeline.release(previous))
 
                 lax.fori_loop(0, count, step, None)
                 plgpu.wgmma_wait(0)

@@ -87,7 +87,7 @@ def test_units_are_all_steps_of_all_columns(shape, ctas):
             beyond = product.splits * product.steps * product.step - product.depth
             assert 0 <= beyond < product.steps * product.step
             assert product.matrices == 2 or product.units <= ctas
-    assert sizes.under_way <= sizes.weight_slots
+    assert sizes.under_way <= sizes.weight_stages
 
 
 @pytest.mark.parametrize(

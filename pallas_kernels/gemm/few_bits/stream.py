@@ -47,6 +47,7 @@ from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.gemm.few_bits.scales import Scales
 from rjax.pallas_kernels.gemm.gemv_row import RowSource, SmemRow
 from rjax.pallas_kernels.mosaic_emit import SCALAR, begin_kernel
+from rjax.pallas_kernels.pipeline import Pipeline
 from rjax.pallas_kernels.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
@@ -132,6 +133,7 @@ def stream_gemm(
         start = lax.div(split * all_blocks, jnp.int32(config.split_k))
         count = lax.div((split + 1) * all_blocks, jnp.int32(config.split_k)) - start
         wg = lax.axis_index("wg")
+        pipeline = Pipeline(full, empty, stages)
 
         @pl.when(wg == warpgroups)
         def _producer():
@@ -158,23 +160,7 @@ def stream_gemm(
                     of_tile = x_scale.at[start + i, pl.ds(row, scale_rows)]
                     plgpu.copy_gmem_to_smem(of_tile, scale_smem.at[stage], full.at[stage])
 
-            def refill(i, _):
-                stage = lax.rem(i, jnp.int32(stages))
-                plgpu.barrier_wait(empty.at[stage])
-                load(i, stage)
-
-            def load(i, stage):
-                load_weights(i, stage)
-                load_rows(i, stage)
-
-            filled = jnp.minimum(count, stages)
-            if weight.is_early:
-                lax.fori_loop(0, filled, lambda i, _: load_weights(i, i), None)
-                plgpu.griddepcontrol_wait()
-                lax.fori_loop(0, filled, lambda i, _: load_rows(i, i), None)
-            else:
-                lax.fori_loop(0, filled, lambda i, _: load(i, i), None)
-            lax.fori_loop(filled, count, refill, None)
+            pipeline.fill(count, load_weights, load_rows, early=weight.is_early)
 
         @pl.when(wg < warpgroups)
         def _consumer():
@@ -226,12 +212,11 @@ def stream_gemm(
             def step(j, totals, loaded):
                 i = j * groups + group
                 ahead = load_scales(jnp.minimum(i + groups, count - 1))
-                stage = lax.rem(i, jnp.int32(stages))
-                plgpu.barrier_wait(full.at[stage])
+                stage = pipeline.wait(i)
                 tiles = [w_smem.at[stage, which, mine] for which in range(W)]
                 now = scales.of_stage(loaded, stage)
                 totals = multiply(totals, tiles, x_tile_of(i, stage), scales, now)
-                plgpu.barrier_arrive(empty.at[stage])
+                pipeline.release(stage)
                 return totals, ahead
 
             # Group g takes every stage whose number is g modulo their number.

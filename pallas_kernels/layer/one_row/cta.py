@@ -29,13 +29,14 @@ from rjax.pallas_kernels.layer.one_row.stage_scales import arrive_after_copies
 from rjax.pallas_kernels.layer.one_row.tables import TablePlaces, tables
 from rjax.pallas_kernels.layer.one_row.threads import CONSUMERS, await_prefetch, prefetch, simt
 from rjax.pallas_kernels.mosaic_emit import add, address, i32, mul
+from rjax.pallas_kernels.pipeline import Pipeline
 from rjax.pallas_kernels.tma_copy import evict_first
 from rjax.pallas_kernels.words import EMPTY, store_words
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ring:
-    """Stages of two blocks in shared memory; both sides count the stages from the first one on.
+class Ring(Pipeline):
+    """A pipeline whose stages have two blocks.
 
     At most ``under_way`` stages are being copied: more would not arrive sooner, and words would
     wait behind them.
@@ -43,28 +44,23 @@ class Ring:
     Attributes:
         blocks: bfloat16 [stages, 2, 64, 64] SMEM.
         weights: the same memory, for weights: [stages, 2, 64, 128 bytes].
-        full, empty: barriers of the stages.
-        stages, under_way: number of stages, and most stages that are copied at the same time.
+        under_way: most stages that are copied at the same time.
         words: float32 SMEM, each stage's words of `StageScales`; None without.
     """
 
     blocks: Any
     weights: Any
-    full: Any
-    empty: Any
-    stages: int
     under_way: int
     words: Any = None
 
-    def fill(self, number, copies, target, scales=None) -> None:
+    def copy(self, number, copies, target, scales=None) -> None:
         """Start copies of (source, is read once) into the blocks of stage ``number``.
 
         target: ``blocks`` or ``weights``. scales: called with the words of the stage.
         """
-        before = lax.rem(number + (self.stages - self.under_way), jnp.int32(self.stages))
+        before = self.stage(number + (self.stages - self.under_way))
         pl.when(number >= self.under_way)(lambda: plgpu.barrier_wait(self.full.at[before]))
-        stage = lax.rem(number, jnp.int32(self.stages))
-        pl.when(number >= self.stages)(lambda: plgpu.barrier_wait(self.empty.at[stage]))
+        stage = self.acquire(number)
         for i, (source, once) in enumerate(copies):
             plgpu.copy_gmem_to_smem(source, target.at[stage, i], self.full.at[stage])
             if once:
@@ -73,16 +69,6 @@ class Ring:
             scales(self.words.at[stage])
         if self.words is not None:
             arrive_after_copies()
-
-    def wait(self, number):
-        """The stage, as soon as it is filled."""
-        stage = lax.rem(number, jnp.int32(self.stages))
-        plgpu.barrier_wait(self.full.at[stage])
-        return stage
-
-    def release(self, stage) -> None:
-        """Let the producer refill a stage."""
-        plgpu.barrier_arrive(self.empty.at[stage])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,7 +164,7 @@ class LayerCta:
                 copies = [(block, True) for block in _blocks(weight, product, firsts, depth)]
                 scales = None if few is None else few.scales
                 copy = scales and functools.partial(scales.copy, columns=firsts, depth=depth)
-                self.ring.fill(number + i, copies, self.ring.weights, copy)
+                self.ring.copy(number + i, copies, self.ring.weights, copy)
 
             lax.fori_loop(0, count, stage, None)
 
@@ -206,7 +192,7 @@ class LayerCta:
             ]
             for j in range(blocks):
                 copies = parts[2 * j : 2 * j + 2]
-                self.ring.fill(number + i * blocks + j, copies, self.ring.blocks)
+                self.ring.copy(number + i * blocks + j, copies, self.ring.blocks)
             return following
 
         lax.fori_loop(0, chunks, chunk, first_page)

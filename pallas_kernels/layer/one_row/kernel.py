@@ -217,7 +217,7 @@ def decoder_layer(
             outputs=(residual, partial),
             scratch=scratch,
             ring=Ring(
-                blocks, few_blocks, full, empty, stages, _under_way(sizes, stages), scale_words
+                full, empty, stages, blocks, few_blocks, _under_way(sizes, stages), scale_words
             ),
             cta=cta,
             scale=problem.score_scale,

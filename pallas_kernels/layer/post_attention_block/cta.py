@@ -1,9 +1,9 @@
 """What a CTA does for a launch: the copies of its two producers, the work of its consumer.
 
-The three warpgroups go over the same units in the same order and count the same slots, so they meet
-only at the barriers of the slots. Weights depend on no other CTA: their producer runs ahead over
-the ends of products, as far as there are slots. The producer of the rows waits for the CTAs that
-compute them.
+The three warpgroups go over the same units in the same order and count the same blocks, so they
+meet only at the barriers of two pipelines. Weights depend on no other CTA: their producer runs
+ahead over the ends of products, as far as there are stages. The producer of the rows waits for the
+CTAs that compute them.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -23,54 +23,19 @@ from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
 from rjax.pallas_kernels.layer.post_attention_block.sizes import WGMMA_M, BlockSizes, Product
 from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, thread_index
+from rjax.pallas_kernels.pipeline import Pipeline
 from rjax.pallas_kernels.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slots:
-    """Slots in shared memory that are filled and read in turn.
-
-    Attributes:
-        memory: SMEM, the memory of all slots.
-        full, empty: barriers of the slots.
-        count: number of slots.
-    """
-
-    memory: Any
-    full: Any
-    empty: Any
-    count: int
-
-    def of(self, number):
-        """The slot of the ``number``-th use."""
-        return lax.rem(number, jnp.int32(self.count))
-
-    def acquire(self, number):
-        """The slot, as soon as it is free."""
-        slot = self.of(number)
-        pl.when(number >= self.count)(lambda: plgpu.barrier_wait(self.empty.at[slot]))
-        return slot
-
-    def wait(self, number):
-        """The slot, as soon as it is filled."""
-        slot = self.of(number)
-        plgpu.barrier_wait(self.full.at[slot])
-        return slot
-
-    def release(self, number) -> None:
-        """Let the producer refill a slot."""
-        arrive_once(self.empty.at[self.of(number)])
-
-
-def arrive_once(barrier) -> None:
-    """``plgpu.barrier_arrive`` of a warpgroup whose wgmma are done, by one thread for all 128.
+def _release(pipeline: Pipeline, block) -> None:
+    """``release`` of a warpgroup whose wgmma are done, by one thread for all 128.
 
     wgmma are done for all threads of a warpgroup at once. A predicate, not a branch: with a branch
     by thread between them, ptxas serialises all wgmma of the kernel (C7520).
     """
-    plgpu.barrier_arrive(barrier)
+    pipeline.release(pipeline.stage(block))
 
     @plgpu.inline_mgpu(arg_types=())
     def replace(_):
@@ -96,16 +61,19 @@ class BlockCta:
     """A CTA's part of the products.
 
     Attributes:
-        sizes: sizes of the launch's products, and of the CTA's slots.
+        sizes: sizes of the launch's products, and of the CTA's pipelines.
         cta: int32, index of the CTA.
-        weights: slots [step, tile] of one matrix.
-        rows: slots of ``sizes.rows`` rows of ``step`` inputs, one behind the other.
+        weights: pipeline of blocks [step, tile] of one matrix.
+        rows: pipeline of blocks of ``sizes.rows`` rows of ``step`` inputs.
+        w_smem, h_smem: SMEM of both, the stages of rows one behind the other.
     """
 
     sizes: BlockSizes
     cta: Any
-    weights: Slots
-    rows: Slots
+    weights: Pipeline
+    rows: Pipeline
+    w_smem: Any
+    h_smem: Any
 
     def _for_units(self, product: Product, run: Callable, carry):
         """Run ``carry = run(column, split, first step, carry)`` for each unit; the last carry."""
@@ -124,12 +92,12 @@ class BlockCta:
         """Copy the weights of all units.
 
         What other CTAs send waits behind weights that are under way. So few are under way while
-        slots are filled ahead, and more once the consumer waits for them.
+        stages are filled ahead, and more once the consumer waits for them.
 
-        weight: GMEM [depth, matrices, columns]. numbers: (slots used, slots known to be filled)
+        weight: GMEM [depth, matrices, columns]. numbers: (blocks used, blocks known to be filled)
         before, and the result after.
         """
-        slots, matrices, sizes = self.weights, product.matrices, self.sizes
+        matrices, sizes = product.matrices, self.sizes
         first, _ = numbers
 
         def unit(column, split, start, carry):
@@ -139,12 +107,13 @@ class BlockCta:
                 depth = pl.ds(pl.multiple_of((start + i) * sizes.step, sizes.step), sizes.step)
                 for which in range(matrices):
                     number, filled = carry
-                    ahead = number - first < sizes.weight_slots
+                    ahead = number - first < sizes.weight_stages
                     limit = jnp.where(ahead, sizes.under_way_ahead, sizes.under_way)
                     filled = self._wait_until_filled(filled, number - limit)
-                    slot = slots.acquire(number)
+                    stage = self.weights.acquire(number)
                     tile = weight.at[depth, which, pl.ds(column, product.tile)]
-                    plgpu.copy_gmem_to_smem(tile, slots.memory.at[slot], slots.full.at[slot])
+                    target, full = self.w_smem.at[stage], self.weights.full.at[stage]
+                    plgpu.copy_gmem_to_smem(tile, target, full)
                     evict_first()
                     carry = number + 1, filled
                 return carry
@@ -154,7 +123,7 @@ class BlockCta:
         return self._for_units(product, unit, numbers)
 
     def _wait_until_filled(self, filled, target):
-        """Wait for the slots before ``target``, each once; return how many are known filled."""
+        """Wait for the blocks before ``target``, each once; return how many are known filled."""
 
         def wait(i, _):
             self.weights.wait(i)
@@ -165,18 +134,18 @@ class BlockCta:
     def produce_rows(self, product: Product, rows, number):
         """Copy the rows of all units.
 
-        rows: GMEM [T, depth]. number: row slots used before, and the result after.
+        rows: GMEM [T, depth]. number: blocks used before, and the result after.
         """
-        slots, T, step = self.rows, self.sizes.rows, self.sizes.step
+        T, step = self.sizes.rows, self.sizes.step
 
         def unit(column, split, start, number):
             del column, split
 
             def copy(i, _):
-                slot = slots.acquire(number + i)
+                stage = self.rows.acquire(number + i)
                 tile = rows.at[:, pl.ds(pl.multiple_of((start + i) * step, step), step)]
-                place = pl.ds(pl.multiple_of(slot * T, T), T)
-                plgpu.copy_gmem_to_smem(tile, slots.memory.at[place], slots.full.at[slot])
+                place = pl.ds(pl.multiple_of(stage * T, T), T)
+                plgpu.copy_gmem_to_smem(tile, self.h_smem.at[place], self.rows.full.at[stage])
 
             lax.fori_loop(0, product.steps, copy, None)
             return number + product.steps
@@ -189,7 +158,7 @@ class BlockCta:
         The weights are the left operand, so that few rows are few columns of wgmma. Accumulators:
         float32 [64, T], for every 64 columns of the tile of each matrix.
 
-        numbers: (weight slots, row slots) used before, and the result after.
+        numbers: (blocks of weights, blocks of rows) used before, and the result after.
         """
         first_weight, first_row = numbers
         matrices, T, blocks = product.matrices, self.sizes.rows, product.tile // WGMMA_M
@@ -199,18 +168,18 @@ class BlockCta:
 
             def release(i) -> None:
                 for which in range(matrices):
-                    self.weights.release(first_weight + (done + i) * matrices + which)
-                self.rows.release(first_row + done + i)
+                    _release(self.weights, first_weight + (done + i) * matrices + which)
+                _release(self.rows, first_row + done + i)
 
             def accumulate(*accs):
                 def step(i, _):
-                    slot = self.rows.wait(first_row + done + i)
-                    rows = self.rows.memory.at[pl.ds(pl.multiple_of(slot * T, T), T)]
+                    stage = self.rows.wait(first_row + done + i)
+                    rows = self.h_smem.at[pl.ds(pl.multiple_of(stage * T, T), T)]
                     for which in range(matrices):
                         at = self.weights.wait(first_weight + (done + i) * matrices + which)
                         for block in range(blocks):
                             columns = pl.ds(block * WGMMA_M, WGMMA_M)
-                            weights = self.weights.memory.at[at, :, columns].transpose((1, 0))
+                            weights = self.w_smem.at[at, :, columns].transpose((1, 0))
                             acc = accs[which * blocks + block]
                             plgpu.wgmma(acc, weights, rows.transpose((1, 0)))
                     plgpu.wgmma_wait(len(accs))  # the wgmma of the previous step are done

@@ -2,10 +2,10 @@
 
 Output projection, residual sum and norm, gate-up with SwiGLU, down, and, where a layer follows, its
 norm and its projection to queries, keys and values. One CTA an SM, three warpgroups: one copies the
-weights of all products through slots in shared memory (TMA) and waits for no other CTA, so that
-device memory does not rest between products; one copies the rows, from L2; one multiplies (wgmma).
-Split-K partials, normed rows and activations go through device memory, and the CTAs meet at
-counters (`grid_barrier`) before each next product. Bytes moved: the weights once from device
+weights of all products through a pipeline in shared memory (TMA) and waits for no other CTA, so
+that device memory does not rest between products; one copies the rows, from L2; one multiplies
+(wgmma). Split-K partials, normed rows and activations go through device memory, and the CTAs meet
+at counters (`grid_barrier`) before each next product. Bytes moved: the weights once from device
 memory; from L2 the rows once a column tile and 8 * T * D a split of the output and down
 projections.
 
@@ -30,7 +30,7 @@ from jaxtyping import Array, Float
 from rjax.pallas_kernels.gemm.gemv_row import reduce_warpgroup
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.layer.base import PostAttentionProblem
-from rjax.pallas_kernels.layer.post_attention_block.cta import BlockCta, Slots, store_transposed
+from rjax.pallas_kernels.layer.post_attention_block.cta import BlockCta, store_transposed
 from rjax.pallas_kernels.layer.post_attention_block.grid_barrier import (
     GridBarrier,
     arrive,
@@ -46,6 +46,7 @@ from rjax.pallas_kernels.mosaic_emit import (
     widest_vector,
 )
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pipeline import Pipeline
 from rjax.pallas_kernels.residual.add_rms_norm import normed_row
 
 ROWS = (8, 16)
@@ -149,11 +150,11 @@ def post_attention_block(
     }
     if sizes.qkv is not None:
         outputs |= {"next_residual": row, "next_normed": row, "qkv_partials": partials(sizes.qkv)}
-    slots = {"w": sizes.weight_slots, "h": sizes.row_slots}
+    stages = {"w": sizes.weight_stages, "h": sizes.row_stages}
 
     def kernel(*refs, w_smem, h_smem, w_full, w_empty, h_full, h_empty, sums):
-        """GMEM: ``arrays``, both counters [X], ``outputs``. SMEM: w_smem [slots, step, tile],
-        h_smem [slots * T, step], sums float32 [4]. Barriers: one a slot."""
+        """GMEM: ``arrays``, both counters [X], ``outputs``. SMEM: w_smem [stages, step, tile],
+        h_smem [stages * T, step], sums float32 [4]. Barriers: one a stage."""
         begin_kernel(early_weights)
         inputs = dict(zip(arrays, refs, strict=False))
         current, other, *rest = refs[len(arrays) :]
@@ -162,8 +163,10 @@ def post_attention_block(
         cta = BlockCta(
             sizes=sizes,
             cta=index,
-            weights=Slots(w_smem, w_full, w_empty, sizes.weight_slots),
-            rows=Slots(h_smem, h_full, h_empty, sizes.row_slots),
+            weights=Pipeline(w_full, w_empty, sizes.weight_stages),
+            rows=Pipeline(h_full, h_empty, sizes.row_stages),
+            w_smem=w_smem,
+            h_smem=h_smem,
         )
         block = _Block(cta, inputs, found, current, problem.eps, dtype, sums)
 
@@ -190,17 +193,17 @@ def post_attention_block(
     kernel.__name__ = "post_attention_block"
     counters = [jax.new_ref(barrier.current), jax.new_ref(barrier.other)]
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-    row_memory = (sizes.row_slots * T, sizes.step)
+    row_memory = (sizes.row_stages * T, sizes.step)
     results = plgpu.kernel(
         kernel,
         out_type=tuple(outputs.values()),
         scratch_types=dict(
-            w_smem=plgpu.SMEM((slots["w"], sizes.step, sizes.tile), dtype, transforms=swizzled),
+            w_smem=plgpu.SMEM((stages["w"], sizes.step, sizes.tile), dtype, transforms=swizzled),
             h_smem=plgpu.SMEM(row_memory, dtype, transforms=swizzled),
             sums=plgpu.SMEM((4,), jnp.float32),
             **{
                 f"{name}_{state}": plgpu.Barrier(num_barriers=count)
-                for name, count in slots.items()
+                for name, count in stages.items()
                 for state in ("full", "empty")
             },
         ),

@@ -8,7 +8,7 @@ WGMMA_M = 64
 _MAX_SPLITS = 8
 _WIDE_FROM = 2048  # columns of the stream from which tiles of 128 are faster than those of 64
 _SMEM_BYTES = 220 * 1024  # of 227 KB; Pallas and the barriers need some
-_ROW_SLOTS = 8
+_ROW_STAGES = 8
 _UNDER_WAY_BYTES, _UNDER_WAY_AHEAD_BYTES = 96 * 1024, 32 * 1024
 
 
@@ -34,13 +34,13 @@ class Product:
 
     @classmethod
     def of(
-        cls, depth: int, columns: int, matrices: int, slot: tuple[int, int], ctas: int
+        cls, depth: int, columns: int, matrices: int, block: tuple[int, int], ctas: int
     ) -> "Product":
         """Split so that all CTAs have a unit; a pair of matrices is not split.
 
-        slot: (step, tile).
+        block: (step, tile).
         """
-        step, tile = slot
+        step, tile = block
         steps = depth // step
         most = 1 if matrices > 1 else min(_MAX_SPLITS, steps)
         splits = max(1, min(most, ctas * tile // columns))
@@ -76,10 +76,10 @@ class BlockSizes:
         output, gate_up, down: products of the layer.
         qkv: the next layer's product to queries, keys and values, or None.
         ctas: number of CTAs of the grid, which all run at the same time.
-        weight_slots: number of slots of weights, ``step`` inputs by ``tile`` columns each, always
+        weight_stages: pipeline stages of weights, ``step`` inputs by ``tile`` columns each, always
             16 KB.
-        row_slots: number of slots of rows, ``step`` inputs of all rows each.
-        under_way, under_way_ahead: slots of weights that are copied at the same time: while the
+        row_stages: pipeline stages of rows, ``step`` inputs of all rows each.
+        under_way, under_way_ahead: stages of weights that are copied at the same time: while the
             consumer waits for them, and while they are copied ahead.
     """
 
@@ -90,8 +90,8 @@ class BlockSizes:
     down: Product
     qkv: Product | None
     ctas: int
-    weight_slots: int
-    row_slots: int
+    weight_stages: int
+    row_stages: int
     under_way: int
     under_way_ahead: int
 
@@ -101,29 +101,29 @@ class BlockSizes:
         E, F, *following = columns
         wide = D >= _WIDE_FROM and all(n % 128 == 0 for n in (D, F, *following))
         deep = not wide and all(n % 128 == 0 for n in (D, E, F))
-        step, tile = slot = 128 if deep else 64, 128 if wide else 64
-        row_bytes, slot_bytes = rows * step * 2, step * tile * 2
-        slots = (_SMEM_BYTES - _ROW_SLOTS * row_bytes) // slot_bytes
+        step, tile = block = 128 if deep else 64, 128 if wide else 64
+        row_bytes, stage_bytes = rows * step * 2, step * tile * 2
+        stages = (_SMEM_BYTES - _ROW_STAGES * row_bytes) // stage_bytes
         return cls(
             rows=rows,
             D=D,
-            output=Product.of(E, D, 1, slot, ctas),
-            gate_up=Product.of(D, F, 2, slot, ctas),
-            down=Product.of(F, D, 1, slot, ctas),
-            qkv=Product.of(D, following[0], 1, slot, ctas) if following else None,
+            output=Product.of(E, D, 1, block, ctas),
+            gate_up=Product.of(D, F, 2, block, ctas),
+            down=Product.of(F, D, 1, block, ctas),
+            qkv=Product.of(D, following[0], 1, block, ctas) if following else None,
             ctas=ctas,
-            weight_slots=slots,
-            row_slots=_ROW_SLOTS,
-            under_way=min(slots, _UNDER_WAY_BYTES // slot_bytes),
-            under_way_ahead=min(slots, _UNDER_WAY_AHEAD_BYTES // slot_bytes),
+            weight_stages=stages,
+            row_stages=_ROW_STAGES,
+            under_way=min(stages, _UNDER_WAY_BYTES // stage_bytes),
+            under_way_ahead=min(stages, _UNDER_WAY_AHEAD_BYTES // stage_bytes),
         )
 
     @property
     def tile(self) -> int:
-        """Columns of a slot."""
+        """Columns of a block of weights."""
         return self.output.tile
 
     @property
     def step(self) -> int:
-        """Inputs of a slot."""
+        """Inputs of a block."""
         return self.output.step
