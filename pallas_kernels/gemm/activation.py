@@ -13,6 +13,11 @@ def silu_and_mul(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
     return jax.nn.silu(h[:, 0]) * h[:, 1]
 
 
+def swiglu(gate: Array, up: Array) -> Array:
+    """silu(gate) * up, as kernels compute it in float32."""
+    return gate / (1.0 + jnp.exp(-gate)) * up
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Activation:
     """The activation of a feed-forward block.

@@ -8,10 +8,10 @@ Bytes moved besides weights and rows: 2 * T * F of results.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.gemm import skinny_gemm
+from rjax.pallas_kernels.gemm.activation import swiglu
 from rjax.pallas_kernels.gemm.base import (
     LinearProblem,
     only_norm_of_one_row,
@@ -77,9 +77,7 @@ def _gemm(
     (T, D), F = h.shape, w.shape[2]
 
     def epilogue(out, accs, split, row, column):
-        gate, up = accs
-        hidden = gate / (1.0 + jnp.exp(-gate)) * up
-        store_rows(out, hidden.astype(out.dtype), row, column)
+        store_rows(out, swiglu(*accs).astype(out.dtype), row, column)
 
     shape = jax.ShapeDtypeStruct((T, F), h.dtype)
     config = _choose_config(T, D, F)[0]

@@ -11,6 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.gemm.activation import swiglu
 from rjax.pallas_kernels.gemm.base import LinearProblem, only_swiglu
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided
@@ -60,9 +61,8 @@ def silu_and_mul(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
             chunk_ref = h_ref.at[row, which, pl.ds(first, size)]
             return plgpu.load(chunk_ref, layout=strided).astype(jnp.float32)
 
-        gate, up = read(0), read(1)
-        hidden = gate / (1.0 + jnp.exp(-gate)) * up
-        store_strided(out_ref.at[row, pl.ds(first, size)], hidden.astype(h.dtype), strided)
+        hidden = swiglu(read(0), read(1)).astype(h.dtype)
+        store_strided(out_ref.at[row, pl.ds(first, size)], hidden, strided)
 
     return plgpu.kernel(
         silu_and_mul_kernel,

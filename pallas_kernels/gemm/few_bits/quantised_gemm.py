@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.gemm.activation import swiglu
 from rjax.pallas_kernels.gemm.base import LinearProblem, only_swiglu, streaming_kernel
 from rjax.pallas_kernels.gemm.few_bits import quantised_rows
 from rjax.pallas_kernels.gemm.few_bits.config import WGMMA_M, GemmConfig, configs
@@ -143,9 +144,7 @@ def gated_products(
 
     def epilogue(out, sums, split, output, row):
         del split
-        gate, up = sums
-        hidden = gate / (1.0 + jnp.exp(-gate)) * up
-        store_transposed(out, hidden.astype(out.dtype), output, row)
+        store_transposed(out, swiglu(*sums).astype(out.dtype), output, row)
 
     shape = jax.ShapeDtypeStruct((T, X), h.dtype)
     config = config or gemm_configs(h, weight)[0]

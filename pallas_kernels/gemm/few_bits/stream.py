@@ -66,7 +66,7 @@ def stream_gemm(
     Args:
         name: kernel name in profiles.
         h: 16-bit, or QuantisedRows for fp8 weights. A RowSource computes one row in the kernel.
-        weight, config: see ``mosaic.refusal``.
+        weight, config: see ``quantised_gemm.refusal``.
         out: shape and dtype of the output.
         epilogue: called with (output in GMEM, sums, index of the split, first output, first row);
             stores the existing rows (``store_transposed``). The sums are float32 [64, R] in WGMMA

@@ -27,6 +27,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.gemm.activation import swiglu
 from rjax.pallas_kernels.gemm.gemv_row import reduce_warpgroup
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.layer.base import PostAttentionProblem
@@ -295,10 +296,7 @@ class _Block:
     def _activate(self, accs, split, column) -> None:
         del split
         gates, ups = accs[: len(accs) // 2], accs[len(accs) // 2 :]
-        hidden = [
-            (gate / (1.0 + jnp.exp(-gate)) * up).astype(self.dtype)
-            for gate, up in zip(gates, ups, strict=True)
-        ]
+        hidden = [swiglu(*both).astype(self.dtype) for both in zip(gates, ups, strict=True)]
         self._store(self.found["activated"], hidden, column)
         arrive(self.current, 2)
 
