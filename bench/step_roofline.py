@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from bench.ceilings import Ceilings
-from rjax.models import DecoderLayer, GroupedLinear, Linear, ModelConfig
+from rjax.models import DecoderLayer, Linear, ModelConfig
 from rjax.models.layers.experts import Experts
 
 
@@ -58,11 +58,11 @@ def stages(config: ModelConfig, case: DecodeCase, dtype: np.dtype) -> list[Stage
         outer = math.prod(linear.output_shape)
         return gemm(name, linear.depth, outer, linear.weight_bytes, layers)
 
-    def grouped(name: str, linear: GroupedLinear, layers: int) -> Stage:
+    def grouped(name: str, linear: Linear, layers: int) -> Stage:
         experts = config.experts
         assert experts is not None
         share = 1 - (1 - experts.top_k / experts.num_experts) ** B
-        inner, outer = linear.shape[1], math.prod(linear.shape[2:])
+        inner, outer = linear.depth, math.prod(linear.output_shape)
         weights = share * linear.weight_bytes
         moved = weights + itemsize * B * experts.top_k * (inner + outer)
         return Stage(name, layers * moved, layers * 2 * B * experts.top_k * inner * outer)

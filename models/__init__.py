@@ -9,7 +9,6 @@ from rjax.models.errors import CheckpointError
 from rjax.models.experts_config import ExpertsConfig, Router
 from rjax.models.formats import StoredTensor, WeightFormat, register_format
 from rjax.models.layers.embedding import Embedding
-from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.loading.config import (
@@ -47,7 +46,6 @@ __all__ = [
     "DenseAttention",
     "Embedding",
     "ExpertsConfig",
-    "GroupedLinear",
     "HeadNorms",
     "HeadOptions",
     "HeadsOperations",

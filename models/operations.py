@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,6 @@ from jaxtyping import Array, Float, Float32, Int
 
 from rjax.models.experts_config import Router
 from rjax.models.layers.embedding import Embedding
-from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.rope import Rotary
@@ -185,8 +185,8 @@ class Operations(abc.ABC):
         self,
         h: Float[Array, "T D"],
         routing: Routing,
-        up: GroupedLinear,
-        down: GroupedLinear,
+        up: Linear,
+        down: Linear,
         activation: Activation,
     ) -> Float[Array, "T D"] | Partial:
         """The weighted sum of the outputs of each row's experts.
@@ -203,8 +203,8 @@ class Operations(abc.ABC):
             activation,
             up.bias_array,
             down.bias_array,
-            widen_up=lambda leaves: up.expert_weight(leaves, h.dtype),
-            widen_down=lambda leaves: down.expert_weight(leaves, h.dtype),
+            widen_up=functools.partial(up.dequantise, dtype=h.dtype),
+            widen_down=functools.partial(down.dequantise, dtype=h.dtype),
             differentiable=True,
         )
 

@@ -11,11 +11,8 @@ from jaxtyping import Array
 
 from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
-from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.parameter import bits, variable_spec
-from rjax.models.schemes import Scaled
-from rjax.models.schemes.grouped import is_interleaved
 from rjax.models.sharding import TENSOR_AXIS
 
 
@@ -85,7 +82,7 @@ def bytes_of_device(model: Decoder, mesh: Mesh | AbstractMesh) -> int:
     """
     devices = mesh.shape[TENSOR_AXIS]
     for path, module in nnx.iter_modules(model):
-        if isinstance(module, Linear | GroupedLinear):
+        if isinstance(module, Linear):
             _check_interleaved(".".join(map(str, path)), module, mesh)
     total = 0
     for path, leaf in nnx.to_flat_state(nnx.state(model)):
@@ -99,20 +96,14 @@ def bytes_of_device(model: Decoder, mesh: Mesh | AbstractMesh) -> int:
     return total
 
 
-def _check_interleaved(
-    path: str, module: Linear | GroupedLinear, mesh: Mesh | AbstractMesh
-) -> None:
+def _check_interleaved(path: str, module: Linear, mesh: Mesh | AbstractMesh) -> None:
     """Raise ValueError if devices would share values that are interleaved with each other."""
     devices = mesh.shape[TENSOR_AXIS]
     weight: nnx.Variable = getattr(module, "weight")  # noqa: B009 - made by the scheme
     spec = variable_spec(weight, mesh)
     size = weight.get_value().shape[-1]
-    if not any(spec[-1:]) or not isinstance(module.scheme, Scaled):
-        return
-    interleaved = (
-        is_interleaved if isinstance(module, GroupedLinear) else lambda s, n: s.is_interleaved(n)
-    )
-    if interleaved(module.scheme, (size,)) and not interleaved(module.scheme, (size // devices,)):
+    is_interleaved = module.storage.is_interleaved
+    if any(spec[-1:]) and is_interleaved((size,)) and not is_interleaved((size // devices,)):
         raise ValueError(
             f"{devices} devices cannot share the {size} inputs of {path}, stored as "
             f"{module.scheme.name}, evenly; use fewer"

@@ -31,7 +31,6 @@ from bench.kernels.run_table import reason
 from bench.kernels.timing import burst_seconds
 from rjax.models.layers.parameter import array_bytes
 from rjax.models.schemes import ON_LOAD, Scaled
-from rjax.models.schemes.grouped import dequantise_expert, grouped_leaves
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.grouped_gemm import mosaic, xla
 from rjax.pallas_kernels.grouped_gemm.config import choose_tile_rows
@@ -109,9 +108,9 @@ class ExpertsCase:
         found = []
         for inputs, outputs in (("D", "A I"), ("I", "D")):
             shapes = {}
-            for name, leaf in grouped_leaves(scheme, inputs, outputs, sizes).items():
+            for name, leaf in scheme.for_experts.leaves(inputs, outputs, sizes).items():
                 shared = dict(leaf.blocks)
-                shape = [sizes[k] // shared.get(k, 1) for k in leaf.letters.split()]
+                shape = [sizes[k] // shared.get(k, 1) for k in leaf.of_experts.letters.split()]
                 shapes[name] = jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
             found.append(shapes)
         return found
@@ -236,8 +235,12 @@ def _plain(case: ExpertsCase, h: Any, chosen: Any, weights: Any, up: Any, down: 
     run = functools.partial(xla.experts, h, chosen, weights, up, down, _SWIGLU)
     if case.quantization is None:
         return run().reduce()
-    widen = functools.partial(dequantise_expert, SCHEMES[case.quantization], dtype=h.dtype)
-    return run(widen_up=widen, widen_down=widen).reduce()
+    _, _, D, width = case.shape
+    dequantise = SCHEMES[case.quantization].for_experts.dequantise
+    return run(
+        widen_up=lambda leaves: dequantise(leaves, D, h.dtype).reshape(D, 2, width),
+        widen_down=lambda leaves: dequantise(leaves, width, h.dtype),
+    ).reduce()
 
 
 def _operands(case: ExpertsCase, up: Any, down: Any) -> tuple[Any, Any]:

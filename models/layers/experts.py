@@ -7,7 +7,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.models.config import ModelConfig
-from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import parameter
@@ -58,8 +57,8 @@ class Experts(nnx.Module):
         self.correction = parameter("J", config, jnp.float32, "zeros") if corrected else None
         path, bias = f"layers.{layer}.mlp", experts.bias
         up, down = (config.scheme_of(f"{path}.{name}") for name in ("up", "down"))
-        self.up = GroupedLinear("D", "A I", config, dtype, scheme=up, a=2, bias=bias)
-        self.down = GroupedLinear("I", "D", config, dtype, scheme=down, bias=bias)
+        self.up = Linear("D", "A I", config, dtype, scheme=up, a=2, bias=bias, experts=True)
+        self.down = Linear("I", "D", config, dtype, scheme=down, bias=bias, experts=True)
         shared = experts.shared_width is not None
         self.shared = SharedExpert(config, layer, dtype) if shared else None
 

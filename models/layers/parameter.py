@@ -21,8 +21,6 @@ def parameter(
     dtype: DTypeLike,
     initial: Initial = "normal",
     a: int = 1,
-    *,
-    expert_parallel: bool = False,
 ) -> nnx.Param:
     """An abstract parameter: shape and dtype, no memory. Loading gives it its values.
 
@@ -32,11 +30,9 @@ def parameter(
         dtype: dtype of the values.
         initial: initial values of random weights ("normal" has standard deviation 0.02).
         a: size of axis A.
-        expert_parallel: see `partition_spec`.
     """
     sizes = config.axis_sizes | {"A": a}
-    leaf = Leaf(letters, dtype, initial)
-    return leaf_parameter(leaf, sizes, dtype, expert_parallel=expert_parallel)
+    return leaf_parameter(Leaf(letters, dtype, initial), sizes, dtype)
 
 
 def leaf_parameter(

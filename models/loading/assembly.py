@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rjax.models.formats.weight_format import Target, WeightFormat
 from rjax.models.loading.pieces import View
 from rjax.models.schemes import WeightScheme
-from rjax.models.schemes.grouped import arrange_grouped
 from rjax.models.sharding import TENSOR_AXIS
 
 type Blocks = tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
@@ -195,8 +194,8 @@ class Assembly:
             for leaf, *parts in zip(self.leaves, *decoded, strict=True)
         }
         if self.dequantised is None:
-            arrange = arrange_grouped if self.of_experts else type(self.scheme).arrange
-            arranged = arrange(self.scheme, plain)
+            each = jax.vmap(self.scheme.for_experts.arrange)
+            arranged = (each if self.of_experts else self.scheme.arrange)(plain)
             return tuple(arranged[leaf.name] for leaf in self.leaves)
         if not self.parallel:
             plain = {

@@ -16,7 +16,6 @@ from tqdm import tqdm
 from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
 from rjax.models.families import FAMILIES
-from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.parameter import variable_sharding
 from rjax.models.loading.blocks import Block, HostBuffers, host_buffers
@@ -241,7 +240,7 @@ def _quantised_weights(
     found: dict[tuple[str, ...], StoredWeight] = {}
     for path, module in nnx.iter_modules(model):
         name = ".".join(map(str, path))
-        if not isinstance(module, Linear | GroupedLinear):
+        if not isinstance(module, Linear):
             continue
         scheme = dequantised.get(name, module.scheme)
         if scheme != UNQUANTISED:

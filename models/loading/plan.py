@@ -13,7 +13,6 @@ from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.formats import FloatWeights, Plain, WeightFormat
 from rjax.models.formats.weight_format import FLOATS, StoredTensor
-from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.parameter import leaf_parameter, variable_sharding
 from rjax.models.loading.assembly import Assembly, Dequantised, PlannedLeaf, StoredPiece
@@ -33,7 +32,6 @@ from rjax.models.loading.pieces import (
 from rjax.models.loading.pipeline import ParameterPlan
 from rjax.models.loading.tensors import TensorEntry
 from rjax.models.schemes import UNQUANTISED, Leaf, WeightScheme
-from rjax.models.schemes.grouped import plain_leaves
 from rjax.models.sharding import TENSOR_AXIS
 
 
@@ -75,7 +73,7 @@ def plain_weight(variable: nnx.Variable, pieces: tuple[Piece, ...]) -> StoredWei
 
 
 def scheme_weight(
-    module: Linear | GroupedLinear,
+    module: Linear,
     scheme: WeightScheme,
     pieces: tuple[Piece, ...],
     config: ModelConfig,
@@ -85,10 +83,10 @@ def scheme_weight(
     It is dequantised if the module's own scheme is another.
     """
     assert config.format is not None
-    of_experts = isinstance(module, GroupedLinear)
+    of_experts = module.num_experts > 0
     leaves = scheme.leaves(module.inputs, module.outputs, config.axis_sizes)
     if of_experts:
-        leaves = plain_leaves(scheme, module.inputs, module.outputs, config.axis_sizes)
+        leaves = {name: leaf.of_experts for name, leaf in leaves.items()}
     return StoredWeight(
         pieces,
         config.format,

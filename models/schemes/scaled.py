@@ -34,12 +34,16 @@ class Scaled(WeightScheme):
             axis are stored as smaller ones that do.
         zero_points: whether there are zero points, int8, one for each scale.
         scale_dtype: dtype of the scales.
+        of_expert: the weight is that of an expert, whose kernels widen values to 16 bits before
+            they multiply: fp8 is interleaved too. Scales of blocks have the inputs first, so that
+            those of a tile of outputs are neighbours.
     """
 
     values: str
     block: tuple[int, int | None] = (1, None)
     zero_points: bool = False
     scale_dtype: ScaleDType = "float32"
+    of_expert: bool = False
 
     @property
     def name(self) -> str:
@@ -51,6 +55,11 @@ class Scaled(WeightScheme):
         """The type of the values."""
         return _VALUES[self.values]
 
+    @property
+    def for_experts(self) -> "Scaled":
+        """See the base class."""
+        return dataclasses.replace(self, of_expert=True)
+
     def leaves(self, inputs: str, outputs: str, sizes: Mapping[str, int]) -> Mapping[str, Leaf]:
         """``weight``, ``weight_scale`` and perhaps ``weight_zero_point``."""
         both = f"{outputs} {inputs}"
@@ -59,7 +68,7 @@ class Scaled(WeightScheme):
         blocks = _shared(outputs.split()[-1:], rows, sizes)
         letters = outputs
         if columns is not None:
-            letters = both
+            letters = f"{inputs} {outputs}" if self.of_expert else both
             blocks += _shared(inputs.split(), columns, sizes)
         scale = Leaf(letters, jnp.dtype(self.scale_dtype), self.type.random_scale, blocks)
         leaves = {"weight": values, "weight_scale": scale}
@@ -67,7 +76,7 @@ class Scaled(WeightScheme):
             leaves["weight_zero_point"] = Leaf(letters, jnp.dtype(jnp.int8), "zeros", blocks)
         return leaves
 
-    def layout(self, block: tuple[int, int], interleaving: int | None) -> ScaledLayout:
+    def layout(self, block: tuple[int, int]) -> ScaledLayout:
         """What kernels are told of a weight of which ``block`` (outputs, inputs) share a scale."""
         return ScaledLayout(
             values=self.values,
@@ -75,34 +84,55 @@ class Scaled(WeightScheme):
             block=block,
             channels=self.block[1] is None,
             zero_points=self.zero_points,
-            interleaving=interleaving,
+            interleaving=self._interleaving,
         )
 
+    @property
+    def _interleaving(self) -> int | None:
+        """Inputs that are reordered among themselves, if a multiple of them is stored."""
+        return self.type.interleaved_experts if self.of_expert else self.type.interleaved
+
     def is_interleaved(self, shape: tuple[int, ...]) -> bool:
-        """Whether values of a shape are stored interleaved."""
-        block = self.type.interleaved
+        """See the base class."""
+        block = self._interleaving
         return block is not None and shape[-1] % block == 0
 
     def arrange(self, leaves: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The leaves with interleaved values."""
-        weight = leaves["weight"]
-        if not self.is_interleaved(weight.shape):
-            return leaves
-        return {**leaves, "weight": interleave(weight)}
+        """The leaves with interleaved values, and the scales of an expert's blocks inputs first."""
+        stored = self._with_blocks_moved(leaves, -1, 0)
+        if self.is_interleaved(leaves["weight"].shape):
+            stored["weight"] = interleave(leaves["weight"])
+        return stored
 
     def dequantise(
         self, leaves: Mapping[str, Array], depth: int, dtype: DTypeLike
     ) -> Float[Array, "E X"]:
         """The weight, computed in float32 and rounded once."""
-        weight = leaves["weight"]
-        value = natural(weight) if self.is_interleaved(weight.shape) else weight
-        return self.dequantise_plain({**leaves, "weight": value}, depth, dtype)
+        plain = self._with_blocks_moved(leaves, 0, -1)
+        if self.is_interleaved(leaves["weight"].shape):
+            plain["weight"] = natural(leaves["weight"])
+        return self.dequantise_plain(plain, depth, dtype)
+
+    def _with_blocks_moved(
+        self, leaves: Mapping[str, Array], source: int, destination: int
+    ) -> dict[str, Array]:
+        """The leaves, those of an expert's blocks with an axis moved."""
+        if not self.of_expert or self.block[1] is None:
+            return dict(leaves)
+        return {
+            name: leaf if name == "weight" else jnp.moveaxis(leaf, source, destination)
+            for name, leaf in leaves.items()
+        }
 
     def dequantise_plain(
         self, leaves: Mapping[str, Array], depth: int, dtype: DTypeLike
     ) -> Float[Array, "E X"]:
         """See the base class."""
-        return self.widened(leaves).astype(dtype).reshape(-1, depth).T
+        weight = self.widened(leaves).astype(dtype)
+        if self.of_expert:
+            # In this order, float32 products have the bits of those of an unquantised weight.
+            return jnp.moveaxis(weight, -1, 0).reshape(depth, -1)
+        return weight.reshape(-1, depth).T
 
     def widened(self, leaves: Mapping[str, Array]) -> Float[Array, "..."]:
         """The weight in float32, with its axes, of leaves in plain order."""

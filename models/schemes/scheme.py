@@ -29,6 +29,11 @@ class Leaf:
     initial: Initial = "normal"
     blocks: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def of_experts(self) -> "Leaf":
+        """The same array of all experts of a layer, with an axis J before the others."""
+        return dataclasses.replace(self, letters=f"J {self.letters}")
+
 
 class WeightScheme(abc.ABC):
     """How the weight of a `Linear` is stored on the devices.
@@ -43,6 +48,14 @@ class WeightScheme(abc.ABC):
     def name(self) -> str:
         """Short name for kernels and logs, such as "fp8"."""
 
+    @property
+    def for_experts(self) -> "WeightScheme":
+        """The scheme that stores each of a layer's experts; its leaves get an axis J before them.
+
+        The default is the scheme itself.
+        """
+        return self
+
     @abc.abstractmethod
     def leaves(self, inputs: str, outputs: str, sizes: Mapping[str, int]) -> Mapping[str, Leaf]:
         """The arrays of a `Linear` from axes ``inputs`` ("D", "N H") to ``outputs`` ("K A H").
@@ -53,6 +66,11 @@ class WeightScheme(abc.ABC):
             inputs, outputs: axis letters.
             sizes: size of each axis letter in the whole model, but for A.
         """
+
+    def is_interleaved(self, shape: tuple[int, ...]) -> bool:
+        """Whether values of a shape, inputs last, are reordered among neighbouring inputs."""
+        del shape
+        return False
 
     def arrange(self, leaves: Mapping[str, Array]) -> Mapping[str, Array]:
         """The leaves in the order in which their values are stored, from those in plain order.

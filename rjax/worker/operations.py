@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, Float32, Int
 from rjax.models import (
     DecoderLayer,
     Embedding,
-    GroupedLinear,
     HeadNorms,
     HeadOptions,
     Linear,
@@ -299,8 +298,8 @@ class DispatchedOperations(Operations):
         self,
         h: Float[Array, "T D"],
         routing: Routing,
-        up: GroupedLinear,
-        down: GroupedLinear,
+        up: Linear,
+        down: Linear,
         activation: Activation,
     ) -> Float[Array, "T D"] | Partial:
         """The weighted sum of what the experts of each row make of it; padding takes none."""
@@ -317,7 +316,7 @@ class DispatchedOperations(Operations):
         chosen = routing.experts
         if len(h) > 1:  # nobody reads what a single row of padding gives
             padding = self._positions[:, None] < 0
-            chosen = jnp.where(padding, up.shape[0], chosen)
+            chosen = jnp.where(padding, up.num_experts, chosen)
         chosen, of_chosen = own_experts(chosen, up, self._mesh)
         biases = up.bias_array, shares_of_bias(down, self._mesh)
         operands = (h, chosen, routing.weights, dict(up.leaves), dict(down.leaves), *biases)

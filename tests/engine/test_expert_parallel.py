@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.models import GroupedLinear, config_from_dict, place
+from rjax.models import Linear, config_from_dict, place
 from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.pallas_kernels.gemm.activation import Activation
@@ -162,7 +162,7 @@ def test_the_problem_of_a_device(parallel):
     values = MOE | {"num_experts": 8, "num_attention_heads": 8, "intermediate_size": 64}
     config = place(config_from_dict(values), 4, expert_parallel=parallel)
     up, down = (
-        GroupedLinear(*axes, config, jnp.float32, scheme=UNQUANTISED, a=a, bias=True)
+        Linear(*axes, config, jnp.float32, scheme=UNQUANTISED, a=a, bias=True, experts=True)
         for axes, a in ((("D", "A I"), 2), (("I", "D"), 1))
     )
     activation = Activation("silu", gated=True)

@@ -40,10 +40,21 @@ print(json.dumps({
 """
 
 
+EXPERTS = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> tuple[Path, Path]:
     """A model with int8 weights, and the same with those dequantised."""
-    root = tmp_path_factory.mktemp("int8")
+    return write_folders(tmp_path_factory.mktemp("int8"))
+
+
+def write_folders(root: Path, experts: int = 0) -> tuple[Path, Path]:
     toy, plain = root / "toy", root / "plain"
     draw = np.random.default_rng(3)
     D, F, V = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
@@ -64,17 +75,23 @@ def folders(tmp_path_factory) -> tuple[Path, Path]:
             "self_attn.k_proj": (K, D),
             "self_attn.v_proj": (K, D),
             "self_attn.o_proj": (D, N),
-            "mlp.gate_proj": (F, D),
-            "mlp.up_proj": (F, D),
-            "mlp.down_proj": (D, F),
         }
+        for j in range(experts):
+            expert = f"block_sparse_moe.experts.{j}"
+            shapes |= {f"{expert}.w1": (F, D), f"{expert}.w3": (F, D), f"{expert}.w2": (D, F)}
+        if experts:
+            router = draw.normal(size=(experts, D)).astype(np.float32)
+            tensors[f"{layer}block_sparse_moe.gate.weight"] = router
+        else:
+            shapes |= {"mlp.gate_proj": (F, D), "mlp.up_proj": (F, D), "mlp.down_proj": (D, F)}
         for name, shape in shapes.items():
             weight = draw.integers(-127, 128, shape).astype(np.int8)
             scale = draw.uniform(0.5, 2, shape[0]).astype(np.float32) / 127 / shape[1] ** 0.5
             linears[layer + name] = weight, scale
+    values = CONFIG | (EXPERTS if experts else {})
     for folder, config in (
-        (toy, CONFIG | {"quantization_config": {"quant_method": "toy_int8"}}),
-        (plain, CONFIG),
+        (toy, values | {"quantization_config": {"quant_method": "toy_int8"}}),
+        (plain, values),
     ):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
@@ -123,6 +140,17 @@ def test_a_tensor_of_another_type_is_refused(folders, tmp_path):
     )
     with pytest.raises(CheckpointError, match=r"_proj.weight has the type I8; supported here"):
         load_model(tmp_path, dtype=None, progress=False)
+
+
+@pytest.mark.slow
+def test_experts_on_one_device_and_on_two(tmp_path):
+    toy, plain = write_folders(tmp_path, EXPERTS["num_local_experts"])
+    want = answers(plain, 1)
+    for devices in (1, 2):
+        found = answers(toy, devices)
+        assert found["tokens"] == want["tokens"]
+        assert {label for label, _ in found["called"]} == {"D -> K A H", "N H -> D"}
+        assert ["experts", "D -> I -> D", "xla.experts"] in found["kernels"]
 
 
 def test_an_unknown_scheme_is_refused(folders, tmp_path):

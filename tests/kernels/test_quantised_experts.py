@@ -11,7 +11,6 @@ from interpreted_mosaic import interpreting
 from test_grouped_gemm import CLAMPED, STAND_INS, SWIGLU, problem
 
 from rjax.models.schemes import Scaled
-from rjax.models.schemes.grouped import arrange_grouped, dequantise_expert, grouped_leaves
 from rjax.pallas_kernels.gemm.few_bits import upcast
 from rjax.pallas_kernels.gemm.few_bits.interleaving import natural
 from rjax.pallas_kernels.grouped_gemm import mosaic
@@ -51,7 +50,7 @@ def leaves_of(weight, scheme, a, seed=0):
         own = {name: jnp.stack([one[name] for one in each]) for name in each[0]}
     if a > 1:
         own = {name: value.reshape(J, a, -1, *value.shape[2:]) for name, value in own.items()}
-    return arrange_grouped(scheme, own)
+    return jax.vmap(scheme.for_experts.arrange)(own)
 
 
 def load_fp8(tile, first, columns):
@@ -105,8 +104,12 @@ def operands(scheme, T, J, X, D, F, skew=False):
 
 
 def wanted(scheme, h, chosen, weights, up, down, activation=SWIGLU, *biases):
-    widen = functools.partial(dequantise_expert, scheme, dtype=h.dtype)
-    run = functools.partial(plain.experts, widen_up=widen, widen_down=widen)
+    (_, _, F, D), dequantise = up["weight"].shape, scheme.for_experts.dequantise
+    run = functools.partial(
+        plain.experts,
+        widen_up=lambda leaves: dequantise(leaves, D, h.dtype).reshape(D, 2, F),
+        widen_down=lambda leaves: dequantise(leaves, F, h.dtype),
+    )
     return run(h, chosen, weights, up, down, activation, *biases).summands[0]
 
 
@@ -146,9 +149,9 @@ def abstract(scheme, J, D, F):
     found = []
     for inputs, outputs, matrices in (("D", "A I", 2), ("I", "D", 1)):
         leaves = {}
-        for name, leaf in grouped_leaves(scheme, inputs, outputs, sizes).items():
+        for name, leaf in scheme.for_experts.leaves(inputs, outputs, sizes).items():
             shared = dict(leaf.blocks)
-            shape = tuple(sizes[k] // shared.get(k, 1) for k in leaf.letters.split())
+            shape = tuple(sizes[k] // shared.get(k, 1) for k in leaf.of_experts.letters.split())
             leaves[name] = jax.ShapeDtypeStruct(shape, leaf.dtype)
         found.append((leaves, matrices))
     return found

@@ -20,12 +20,6 @@ from test_model_experts import GPT_OSS, problem, reference
 from rjax import models
 from rjax.models.quantising import choose_settings, quantise_checkpoint
 from rjax.models.schemes import MXFP4, ON_LOAD, UNQUANTISED, Scaled
-from rjax.models.schemes.grouped import (
-    arrange_grouped,
-    dequantise_expert,
-    grouped_leaves,
-    is_interleaved,
-)
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 
@@ -53,14 +47,13 @@ def load(folder, **options):
 
 def grouped(model):
     found = nnx.iter_modules(model)
-    return {path: each for path, each in found if isinstance(each, models.GroupedLinear)}
+    linears = {path: each for path, each in found if isinstance(each, models.Linear)}
+    return {path: each for path, each in linears.items() if each.num_experts}
 
 
 def whole(linear):
     """[J, inputs, outputs] in float32."""
-    count = linear.shape[0]
-    each = [{name: leaf[j] for name, leaf in linear.leaves.items()} for j in range(count)]
-    return np.stack([linear.expert_weight(leaves, jnp.float32) for leaves in each])
+    return np.asarray(linear.weight_matrix(jnp.float32))
 
 
 @pytest.mark.parametrize("dequantize", [False, True])
@@ -214,8 +207,8 @@ def leaves(devices):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("tensor",))
     options = {"quantization": quantization, "dtype": "float32", "progress": False}
     model = models.load_model(folder, mesh=mesh, **options).model
-    found = [m for _, m in nnx.iter_modules(model) if isinstance(m, models.GroupedLinear)]
-    return [(m, dict(m.leaves)) for m in found]
+    linears = [m for _, m in nnx.iter_modules(model) if isinstance(m, models.Linear)]
+    return [(m, dict(m.leaves)) for m in linears if m.num_experts]
 
 for (_, one), (module, two) in zip(leaves(1), leaves(2), strict=True):
     assert not module.weight[...].sharding.is_fully_replicated
@@ -281,7 +274,8 @@ def stored(weight, scheme, a):
     plain = {name: jnp.stack([own[name] for own in leaves]) for name in leaves[0]}
     if a > 1:
         plain = {n: v.reshape(J, a, -1, *v.shape[2:]) for n, v in plain.items()}
-    return arrange_grouped(scheme, plain), np.stack(meant).reshape(J, inputs, *[a] * (a > 1), -1)
+    arranged = jax.vmap(scheme.for_experts.arrange)(plain)
+    return arranged, np.stack(meant).reshape(J, inputs, *[a] * (a > 1), -1)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -290,10 +284,13 @@ def test_products_are_those_of_the_dequantised_weights(name):
     h, chosen, weights, up, down = problem(T, J, X, D, F)
     up_leaves, up = stored(up.reshape(J, D, 2 * F), scheme, 2)
     down_leaves, down = stored(down, scheme, 1)
-    assert is_interleaved(scheme, (D,)) == (name != "int8")
-    widen = functools.partial(dequantise_expert, scheme, dtype=jnp.float32)
+    assert scheme.for_experts.is_interleaved((D,)) == (name != "int8")
+    dequantise = scheme.for_experts.dequantise
     run = functools.partial(
-        experts, activation=Activation("silu", gated=True), widen_up=widen, widen_down=widen
+        experts,
+        activation=Activation("silu", gated=True),
+        widen_up=lambda leaves: dequantise(leaves, D, jnp.float32).reshape(D, 2, F),
+        widen_down=lambda leaves: dequantise(leaves, F, jnp.float32),
     )
     found = jax.jit(run)(h, chosen, weights, up_leaves, down_leaves)
     wanted = reference(h, chosen, weights, up, down)
@@ -302,10 +299,11 @@ def test_products_are_those_of_the_dequantised_weights(name):
 
 def test_scales_of_blocks_have_the_inputs_first():
     sizes = {"J": 4, "D": 256, "A": 2, "I": 128}
-    leaves = grouped_leaves(Scaled("fp8", (128, 128)), "D", "A I", sizes)
-    assert leaves["weight"].letters == "J A I D"
-    assert leaves["weight_scale"].letters == "J D A I"
-    assert grouped_leaves(Scaled("fp8"), "D", "A I", sizes)["weight_scale"].letters == "J A I"
+    leaves = Scaled("fp8", (128, 128)).for_experts.leaves("D", "A I", sizes)
+    assert leaves["weight"].of_experts.letters == "J A I D"
+    assert leaves["weight_scale"].of_experts.letters == "J D A I"
+    leaves = Scaled("fp8").for_experts.leaves("D", "A I", sizes)
+    assert leaves["weight_scale"].of_experts.letters == "J A I"
 
 
 def test_dummy_weights_of_every_scheme():

@@ -8,9 +8,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
-from rjax.models import GroupedLinear, Router, WeightScheme
+from rjax.models import Linear, Router, WeightScheme
 from rjax.models.schemes import Scaled
-from rjax.models.schemes.grouped import is_interleaved
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.kernel import Problem
@@ -70,9 +69,7 @@ class ExpertsProblem(Problem):
         return self.scheme, self.down_scheme
 
 
-def expert_specs(
-    up: GroupedLinear, down: GroupedLinear, mesh: Mesh | AbstractMesh
-) -> tuple[Any, ...]:
+def expert_specs(up: Linear, down: Linear, mesh: Mesh | AbstractMesh) -> tuple[Any, ...]:
     """How this mesh shards the leaves of both weights and both biases: the width I of every expert,
     or the experts J.
 
@@ -80,7 +77,7 @@ def expert_specs(
         ValueError: devices would share values that are reordered among themselves.
     """
     leaves = [_leaf_specs(linear, mesh) for linear in (up, down)]
-    experts, _, *outputs = _spec(up, up.letters, up.shape, mesh)
+    experts, *outputs = _spec(up, f"J {up.outputs}", (up.num_experts, *up.output_shape), mesh)
     shares = PartitionSpec()
     if mesh.size > 1:
         shares = PartitionSpec(None, experts) if experts else PartitionSpec(TENSOR_AXIS)
@@ -88,14 +85,15 @@ def expert_specs(
     return *leaves, *(None if up.bias is None else spec for spec in biases)
 
 
-def _leaf_specs(linear: GroupedLinear, mesh: Mesh | AbstractMesh) -> dict[str, PartitionSpec]:
+def _leaf_specs(linear: Linear, mesh: Mesh | AbstractMesh) -> dict[str, PartitionSpec]:
     specs = {
         name: _spec(linear, letters, linear.leaf_shape(name), mesh)
         for name, letters in linear.leaf_letters
     }
     shape = linear.leaf_shape("weight")
     local = shape[-1] // (mesh.shape[TENSOR_AXIS] if specs["weight"][-1] else 1)
-    if is_interleaved(linear.scheme, shape) and not is_interleaved(linear.scheme, (local,)):
+    is_interleaved = linear.storage.is_interleaved
+    if is_interleaved(shape) and not is_interleaved((local,)):
         raise ValueError(
             f"experts of width {shape[-1]} stored as {linear.scheme.name} cannot be divided among "
             f"{mesh.shape[TENSOR_AXIS]} devices; use fewer"
@@ -104,29 +102,29 @@ def _leaf_specs(linear: GroupedLinear, mesh: Mesh | AbstractMesh) -> dict[str, P
 
 
 def _spec(
-    linear: GroupedLinear, letters: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+    linear: Linear, letters: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
     return partition_spec(letters, shape, mesh, expert_parallel=linear.expert_parallel)
 
 
 def own_experts(
-    chosen: Int[Array, "T X"], up: GroupedLinear, mesh: Mesh | AbstractMesh
+    chosen: Int[Array, "T X"], up: Linear, mesh: Mesh | AbstractMesh
 ) -> tuple[Int[Array, "rows X"], PartitionSpec]:
     """The experts of each row as a device counts its own, and their specs.
 
     Where devices hold whole experts, the rows of each device follow those of the one before; an
     expert of another device is none.
     """
-    devices, (J, *_) = mesh.shape[TENSOR_AXIS], up.shape
+    devices = mesh.shape[TENSOR_AXIS]
     if not up.expert_parallel or devices == 1:
         return chosen, PartitionSpec()
-    local = J // devices
+    local = up.num_experts // devices
     own = chosen[None] - jnp.arange(devices, dtype=chosen.dtype)[:, None, None] * local
     own = jnp.where((own >= 0) & (own < local), own, local)
     return own.reshape(-1, chosen.shape[1]), PartitionSpec(TENSOR_AXIS)
 
 
-def shares_of_bias(down: GroupedLinear, mesh: Mesh | AbstractMesh) -> Array | None:
+def shares_of_bias(down: Linear, mesh: Mesh | AbstractMesh) -> Array | None:
     """The second bias with an axis before it; the bias itself on one device.
 
     Where each device has a share of every expert, the axis has the devices: the bias for the first
@@ -142,8 +140,8 @@ def shares_of_bias(down: GroupedLinear, mesh: Mesh | AbstractMesh) -> Array | No
 
 
 def experts_problem(
-    up: GroupedLinear,
-    down: GroupedLinear,
+    up: Linear,
+    down: Linear,
     mesh: Mesh | AbstractMesh,
     *,
     rows: int,
@@ -153,13 +151,13 @@ def experts_problem(
     """The problem by which a kernel is chosen.
 
     Args:
-        up, down: the weights, [J, D, A, I] and [J, I, D].
+        up, down: the weights of all experts, [D, A, I] and [I, D] each.
         mesh: the devices.
         rows: number of rows, T.
         dtype: dtype of the rows.
         activation: activation between the two products.
     """
-    J, D, A, width = up.shape
+    J, D, (A, width) = up.num_experts, up.depth, up.output_shape
     devices = mesh.shape[TENSOR_AXIS]
     local = J // devices if up.expert_parallel else J
     own_width = width if up.expert_parallel else width // devices
@@ -170,9 +168,9 @@ def experts_problem(
         label="D -> I -> D",
         depth=D,
         columns=(A, own_width),
-        scheme=up.scheme,
+        scheme=up.storage,
         layout=_layout(up, D),
-        down_scheme=down.scheme,
+        down_scheme=down.storage,
         down_layout=_layout(down, own_width),
         activation=activation,
         needs_partial=devices > 1,
@@ -180,14 +178,13 @@ def experts_problem(
     )
 
 
-def _layout(linear: GroupedLinear, depth: int) -> ScaledLayout | None:
+def _layout(linear: Linear, depth: int) -> ScaledLayout | None:
     """The weight of one expert on one device, with ``depth`` inputs."""
-    scheme = linear.scheme
+    scheme = linear.storage
     if not isinstance(scheme, Scaled):
         return None
     if scheme.block[1] is None:
-        return scheme.layout((1, depth), scheme.type.interleaved_experts)
+        return scheme.layout((1, depth))
     # The scales have the axes J, inputs, outputs; of the outputs, blocks share the last.
     scale = linear.leaf_shape("weight_scale")
-    block = linear.shape[-1] // scale[-1], linear.shape[1] // scale[1]
-    return scheme.layout(block, scheme.type.interleaved_experts)
+    return scheme.layout((linear.output_shape[-1] // scale[-1], linear.depth // scale[1]))

@@ -99,4 +99,4 @@ def _layout(linear: Linear, depth: int) -> ScaledLayout | None:
     outputs = len(linear.output_shape)
     rows = math.prod(weight[:outputs]) // math.prod(scale[:outputs])
     columns = min(depth, math.prod(weight[outputs:]) // math.prod(scale[outputs:]))
-    return scheme.layout((rows, columns), scheme.type.interleaved)
+    return scheme.layout((rows, columns))

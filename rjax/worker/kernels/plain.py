@@ -6,7 +6,6 @@ from jaxtyping import Array
 
 from rjax.models import Routing
 from rjax.models.routing import route, router_logits
-from rjax.models.schemes.grouped import dequantise_expert
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.kernel import Kernel, takes_all
 from rjax.pallas_kernels.partial import Partial
@@ -27,7 +26,14 @@ def _experts(
     up_bias: Any,
     down_bias: Any,
 ) -> Partial:
-    of_up, of_down = problem.scheme, problem.down_scheme
+
+    def widen_up(leaves: dict[str, Array]) -> Array:
+        weight = problem.scheme.dequantise(leaves, problem.depth, h.dtype)
+        return weight.reshape(problem.depth, *problem.columns)
+
+    def widen_down(leaves: dict[str, Array]) -> Array:
+        return problem.down_scheme.dequantise(leaves, problem.columns[-1], h.dtype)
+
     if problem.needs_partial and down_bias is not None:
         down_bias = down_bias[0]
     return experts(
@@ -39,8 +45,8 @@ def _experts(
         problem.activation,
         up_bias,
         down_bias,
-        widen_up=lambda leaves: dequantise_expert(of_up, leaves, h.dtype),
-        widen_down=lambda leaves: dequantise_expert(of_down, leaves, h.dtype),
+        widen_up=widen_up,
+        widen_down=widen_down,
         num_elsewhere=problem.experts_elsewhere,
     )
 
