@@ -6,7 +6,7 @@ from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder, DecoderLayer
 from rjax.models.dense import DenseAttention
 from rjax.models.errors import CheckpointError
-from rjax.models.experts_config import ExpertsConfig, Router
+from rjax.models.experts_config import ExpertsConfig
 from rjax.models.formats import StoredTensor, WeightFormat, register_format
 from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.linear import Linear
@@ -30,8 +30,8 @@ from rjax.models.operations import (
 )
 from rjax.models.placement import bytes_of_device, place
 from rjax.models.rope import Rotary, rotary_tables
-from rjax.models.routing import Routing
 from rjax.models.schemes import Leaf, WeightScheme
+from rjax.pallas_kernels.experts.base import Router, Routing
 from rjax.pallas_kernels.gemm.activation import Activation
 
 BUNDLED_MODEL: Path = Path(__file__).parent / "tables" / "checkpoint"

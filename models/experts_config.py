@@ -1,35 +1,8 @@
 """The experts of a model: how many, how wide, and how their router chooses."""
 
 import dataclasses
-from typing import Literal
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Router:
-    """How a router scores the experts of a row and weighs the chosen ones.
-
-    The k best experts are chosen; the expert with the lower index wins among equal scores.
-
-    Attributes:
-        score: "softmax" over all experts, "sigmoid" of each, or "softmax_of_topk": the logits
-            choose, and the softmax is over the chosen ones.
-        renormalise: divide the weights of a row by their sum.
-        scale: factor of the weights, after that.
-        bias: whether the router's projection has a bias.
-        correction_bias: whether a bias is added to the scores for the choice only.
-        num_groups: groups of neighbouring experts; a row chooses in its ``top_groups`` best.
-        top_groups: a group counts as much as its ``group_best`` best experts together.
-        group_best: see above; DeepSeek-V2 has 1, DeepSeek-V3 and GLM 2.
-    """
-
-    score: Literal["softmax", "sigmoid", "softmax_of_topk"] = "softmax"
-    renormalise: bool = False
-    scale: float = 1.0
-    bias: bool = False
-    correction_bias: bool = False
-    num_groups: int = 1
-    top_groups: int = 1
-    group_best: int = 2
+from rjax.pallas_kernels.experts.base import Router
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +28,7 @@ class ExpertsConfig:
     top_k: int
     width: int
     layers: tuple[bool, ...]
-    router: Router = Router()
+    router: Router = dataclasses.field(default_factory=Router)
     shared_width: int | None = None
     shared_gate: bool = False
     bias: bool = False

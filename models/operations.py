@@ -9,15 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
-from rjax.models.experts_config import Router
 from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.rope import Rotary
-from rjax.models.routing import Routing, route, router_logits
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.experts.base import Router, Routing, experts, route, router_logits
 from rjax.pallas_kernels.gemm.activation import Activation
-from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.residual.base import add_rms_norm
 from rjax.pallas_kernels.rope_and_cache.base import split_qkv
@@ -178,7 +176,7 @@ class Operations(abc.ABC):
         bias: Float[Array, " J"] | None = None,
         correction: Float[Array, " J"] | None = None,
     ) -> Routing:
-        """The experts of each row, from the logits h @ weight + bias; see `routing.route`."""
+        """The experts of each row, from the logits h @ weight + bias; see `experts.base.route`."""
         return route(router_logits(h, weight, bias), router, top_k, correction)
 
     def experts(

@@ -31,11 +31,11 @@ from bench.kernels.run_table import reason
 from bench.kernels.timing import burst_seconds
 from rjax.models.layers.parameter import array_bytes
 from rjax.models.schemes import ON_LOAD, Scaled
+from rjax.pallas_kernels.experts import base, grouped_gemm
+from rjax.pallas_kernels.experts.config import choose_tile_rows
+from rjax.pallas_kernels.experts.grouped_weight import grouped_weight
+from rjax.pallas_kernels.experts.work_list import WorkList, make_work_list
 from rjax.pallas_kernels.gemm.activation import Activation
-from rjax.pallas_kernels.grouped_gemm import mosaic, xla
-from rjax.pallas_kernels.grouped_gemm.config import choose_tile_rows
-from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
-from rjax.worker.kernels.quantised_experts import grouped_weight
 
 SCHEMES: dict[str, Scaled] = {
     **ON_LOAD,
@@ -232,7 +232,7 @@ def _random_leaves(key: jax.Array, shapes: dict[str, jax.ShapeDtypeStruct]) -> d
 
 
 def _plain(case: ExpertsCase, h: Any, chosen: Any, weights: Any, up: Any, down: Any) -> jax.Array:
-    run = functools.partial(xla.experts, h, chosen, weights, up, down, _SWIGLU)
+    run = functools.partial(base.experts, h, chosen, weights, up, down, _SWIGLU)
     if case.quantization is None:
         return run().reduce()
     _, _, D, width = case.shape
@@ -261,7 +261,7 @@ def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable
     def whole(prepared: Any, weights: Any, up: Any, down: Any) -> Any:
         h, chosen = prepared
         of_up, of_down = _operands(case, up, down)
-        return mosaic.experts(h, chosen, weights, of_up, of_down).reduce()
+        return grouped_gemm.experts(h, chosen, weights, of_up, of_down).reduce()
 
     def products(prepared: Any, weights: Any, up: Any, down: Any) -> Any:
         of_up, of_down = _operands(case, up, down)
@@ -297,8 +297,8 @@ def _listed(num_experts: int, width: int, promoted: bool) -> Callable[..., Any]:
 
 def _products(prepared: tuple[Any, WorkList], weights: Any, up: Any, down: Any) -> Any:
     rows, work = prepared
-    hidden = mosaic.gate_up(rows, up, work)
-    return mosaic.weighted_down(hidden, down, weights, work).sum(0)
+    hidden = grouped_gemm.gate_up(rows, up, work)
+    return grouped_gemm.weighted_down(hidden, down, weights, work).sum(0)
 
 
 def _sorted(num_experts: int) -> Callable[..., Any]:

@@ -4,7 +4,6 @@ import dataclasses
 
 from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
-from rjax.models.experts_config import Router
 from rjax.models.families.expert_fields import (
     ROUTED_EXPERT_FIELDS,
     SIGMOID_ROUTER_FIELDS,
@@ -25,6 +24,7 @@ from rjax.models.families.latent_fields import (
 )
 from rjax.models.latent_config import LatentConfig
 from rjax.models.loading.pieces import Weights
+from rjax.pallas_kernels.experts.base import Router
 
 _NAMES = ExpertNames(shared="shared_experts")
 _LATENT = LatentConfig(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)

@@ -2,7 +2,8 @@
 
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
-from rjax.models.experts_config import ExpertsConfig, Router
+from rjax.models.experts_config import ExpertsConfig
+from rjax.pallas_kernels.experts.base import Router
 
 NUM_EXPERTS_FIELDS = frozenset({"num_experts", "num_experts_per_tok", "num_local_experts"})
 """Fields that `num_experts` reads with two names of the number of experts."""

@@ -7,7 +7,7 @@ import dataclasses
 
 from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
-from rjax.models.experts_config import ExpertsConfig, Router
+from rjax.models.experts_config import ExpertsConfig
 from rjax.models.families.expert_fields import (
     LOCAL_EXPERTS,
     NUM_EXPERTS_FIELDS,
@@ -26,6 +26,7 @@ from rjax.models.families.llama import (
 from rjax.models.families.rope_fields import RopeRules, parse_rope
 from rjax.models.families.windows import patterned_windows
 from rjax.models.loading.pieces import Piece, Weights
+from rjax.pallas_kernels.experts.base import Router
 
 _DEFAULT_ROPE = ConfigFields(
     {

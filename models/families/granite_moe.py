@@ -4,7 +4,7 @@ import dataclasses
 
 from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
-from rjax.models.experts_config import ExpertsConfig, Router
+from rjax.models.experts_config import ExpertsConfig
 from rjax.models.families.expert_fields import TRAINING_FIELDS, num_experts
 from rjax.models.families.expert_weights import expert_layers
 from rjax.models.families.family import Family
@@ -17,6 +17,7 @@ from rjax.models.families.llama import (
     read_llama_config,
 )
 from rjax.models.loading.pieces import Piece, Weights
+from rjax.pallas_kernels.experts.base import Router
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

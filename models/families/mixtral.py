@@ -4,7 +4,7 @@ import dataclasses
 
 from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
-from rjax.models.experts_config import ExpertsConfig, Router
+from rjax.models.experts_config import ExpertsConfig
 from rjax.models.families.expert_fields import (
     LOCAL_EXPERTS,
     NUM_EXPERTS_FIELDS,
@@ -23,6 +23,7 @@ from rjax.models.families.llama import (
 from rjax.models.families.rope_fields import RopeRules
 from rjax.models.families.windows import uniform_window
 from rjax.models.loading.pieces import Weights
+from rjax.pallas_kernels.experts.base import Router
 
 _NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
-from rjax.models.experts_config import ExpertsConfig, Router
+from rjax.models.experts_config import ExpertsConfig
 from rjax.models.families.expert_fields import (
     EXPERTS,
     NUM_EXPERTS_FIELDS,
@@ -24,6 +24,7 @@ from rjax.models.families.llama import (
 )
 from rjax.models.families.windows import uniform_window
 from rjax.models.loading.pieces import Weights
+from rjax.pallas_kernels.experts.base import Router
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

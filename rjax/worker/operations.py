@@ -24,6 +24,7 @@ from rjax.models import (
 )
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
+from rjax.pallas_kernels.experts.base import RouteProblem
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, Problem
@@ -36,7 +37,6 @@ from rjax.sampling import first_largest
 from rjax.worker.device_sums import DeviceSums
 from rjax.worker.kernels import Choice, Dispatcher
 from rjax.worker.kernels.experts_problem import (
-    RouteProblem,
     expert_specs,
     experts_problem,
     own_experts,

@@ -25,6 +25,7 @@ from rjax.models import (
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.experts.base import ExpertsProblem, RouteProblem
 from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.layer.base import LayerProblem, PostAttentionProblem
@@ -33,7 +34,6 @@ from rjax.pallas_kernels.residual.base import ResidualProblem
 from rjax.pallas_kernels.residual.peers import Peers
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.kernels import Choice, Dispatcher
-from rjax.worker.kernels.experts_problem import ExpertsProblem, RouteProblem
 from rjax.worker.layer_kernels import Pools
 from rjax.worker.operations import DispatchedOperations
 

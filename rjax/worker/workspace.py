@@ -3,7 +3,7 @@
 import numpy as np
 
 from rjax.models import ExpertsConfig, ModelConfig
-from rjax.pallas_kernels.grouped_gemm.work_list import max_tiles, tile_rows
+from rjax.pallas_kernels.experts.work_list import max_tiles, tile_rows
 from rjax.worker.step_shape import StepShape
 
 _FLOAT32 = np.dtype(np.float32).itemsize

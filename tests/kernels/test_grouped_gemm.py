@@ -9,11 +9,10 @@ import pytest
 from interpreted_mosaic import interpreting
 from jax.experimental import pallas as pl
 
+from rjax.pallas_kernels.experts import base, grouped_gemm, work_list_mosaic
+from rjax.pallas_kernels.experts.config import GroupedConfig
+from rjax.pallas_kernels.experts.work_list import make_work_list
 from rjax.pallas_kernels.gemm.activation import Activation
-from rjax.pallas_kernels.grouped_gemm import mosaic, work_list_mosaic
-from rjax.pallas_kernels.grouped_gemm import xla as plain
-from rjax.pallas_kernels.grouped_gemm.config import GroupedConfig
-from rjax.pallas_kernels.grouped_gemm.work_list import make_work_list
 
 SWIGLU = Activation("silu", gated=True)
 CLAMPED = Activation("silu", gated=True, clamp=1.0, alpha=1.702)
@@ -61,7 +60,7 @@ def problem(T, J, X, D, F, seed=0, skew=False):
 @pytest.fixture
 def interpreted(monkeypatch):
     for function in STAND_INS:
-        monkeypatch.setattr(mosaic, function.__name__, function)
+        monkeypatch.setattr(grouped_gemm, function.__name__, function)
     with interpreting(monkeypatch):
         yield
 
@@ -87,11 +86,11 @@ def test_the_arithmetic_is_that_of_plain_jax(
     work = make_work_list(chosen, J)
     config = GroupedConfig(consumers, 64, 2, ctas, reuse=True)
     rows = h if T == 1 else h[work.slot_row]
-    hidden = mosaic.gate_up(rows, up, work, config, bias=up_bias, activation=of_kernel)
+    hidden = grouped_gemm.gate_up(rows, up, work, config, bias=up_bias, activation=of_kernel)
     halves = GroupedConfig(1, 64, 3, ctas, reuse=True)
-    found = mosaic.weighted_down(hidden, down, weights, work, halves, bias=down_bias).sum(0)
+    found = grouped_gemm.weighted_down(hidden, down, weights, work, halves, bias=down_bias).sum(0)
     arrays = h, chosen, weights, up, down
-    wanted = plain.experts(*arrays, activation, up_bias, down_bias).summands[0]
+    wanted = base.experts(*arrays, activation, up_bias, down_bias).summands[0]
     live = np.asarray((chosen < J).all(1))
     np.testing.assert_allclose(found[live], wanted[live], rtol=2e-2, atol=2e-2)
 
@@ -105,12 +104,12 @@ def test_devices_with_whole_experts_add_up(interpreted, monkeypatch, T, skew):
     h, chosen, weights, up, down = problem(T, J, X, 64, 128)
     if skew:  # all rows to the first device's experts, none to the second's
         chosen = jnp.tile(jnp.asarray([[1, 0]], jnp.int32), (T, 1))
-    wanted = plain.experts(h, chosen, weights, up, down, SWIGLU).summands[0]
+    wanted = base.experts(h, chosen, weights, up, down, SWIGLU).summands[0]
     shares = []
     for first in (0, 2):
         own = jnp.where((chosen >= first) & (chosen < first + 2), chosen - first, 2)
         both = up[first : first + 2], down[first : first + 2]
-        found = mosaic.experts(h, own, weights, *both, num_elsewhere=2).summands
+        found = grouped_gemm.experts(h, own, weights, *both, num_elsewhere=2).summands
         assert found.shape == (1, T, 64)
         shares.append(found[0])
     np.testing.assert_allclose(sum(shares), wanted, rtol=2e-2, atol=2e-2)
@@ -130,7 +129,9 @@ def test_whole_experts_of_a_device_lower_for_cuda(T):
         struct((J, D, 2, F), jnp.bfloat16),
         struct((J, F, D), jnp.bfloat16),
     )
-    traced = jax.jit(functools.partial(mosaic.experts, num_elsewhere=elsewhere)).trace(*operands)
+    traced = jax.jit(functools.partial(grouped_gemm.experts, num_elsewhere=elsewhere)).trace(
+        *operands
+    )
     assert traced.out_info.summands.shape == (1, T, D)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == (3 if T * X <= 1024 else 2)  # with the work list's
@@ -150,7 +151,7 @@ def test_lowers_for_cuda(D, F, J, X, T):
         struct((J, D, 2, F), jnp.bfloat16),
         struct((J, F, D), jnp.bfloat16),
     )
-    traced = jax.jit(mosaic.experts).trace(*operands)
+    traced = jax.jit(grouped_gemm.experts).trace(*operands)
     assert traced.out_info.summands.shape == (X, T, D)
     kernels = 3 if 1 < T * X <= 1024 and T > 1 else 2  # with that of the work list
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -170,20 +171,20 @@ def test_biases_and_the_clamped_activation_lower(T):
         struct((J, 2, F), jnp.bfloat16),
         struct((J, D), jnp.bfloat16),
     )
-    run = functools.partial(mosaic.experts, activation=CLAMPED.clamped)
+    run = functools.partial(grouped_gemm.experts, activation=CLAMPED.clamped)
     text = jax.jit(run).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == (3 if T == 64 else 2)
 
 
 def test_refusals():
-    assert mosaic.refusal(2048, 768, jnp.bfloat16) is None
-    assert "16-bit" in mosaic.refusal(2048, 768, jnp.float32)
-    assert "multiples of 64" in mosaic.refusal(2048, 760, jnp.bfloat16)
+    assert grouped_gemm.refusal(2048, 768, jnp.bfloat16) is None
+    assert "16-bit" in grouped_gemm.refusal(2048, 768, jnp.float32)
+    assert "multiples of 64" in grouped_gemm.refusal(2048, 760, jnp.bfloat16)
     arrays = problem(2, 3, 1, 64, 96)
     with pytest.raises(ValueError, match="multiples of 64"):
-        mosaic.experts(*arrays)
+        grouped_gemm.experts(*arrays)
     with pytest.raises(ValueError, match="h is float16"):
-        mosaic.experts(arrays[0].astype(jnp.float16), *problem(2, 3, 1, 64, 64)[1:])
+        grouped_gemm.experts(arrays[0].astype(jnp.float16), *problem(2, 3, 1, 64, 64)[1:])
 
 
 def test_work_lists_that_the_kernel_refuses():
@@ -236,13 +237,13 @@ def test_on_a_gpu(T, J, X, D, F, skew, activation):
     up_bias = jnp.asarray(draw.normal(size=(J, 2, F)), jnp.bfloat16) if biased else None
     down_bias = jnp.asarray(draw.normal(size=(J, D)), jnp.bfloat16) if biased else None
     of_kernel = activation.clamped if biased else None
-    run = jax.jit(functools.partial(mosaic.experts, activation=of_kernel))
+    run = jax.jit(functools.partial(grouped_gemm.experts, activation=of_kernel))
     arrays = h, chosen, weights, up, down
     first, again = (run(*arrays, up_bias, down_bias).summands for _ in range(2))
     live = np.asarray((chosen < J).all(1))
     np.testing.assert_array_equal(first[:, live], again[:, live])
     found = np.asarray(first.sum(0))[live]
-    want = np.asarray(plain.experts(*arrays, activation, up_bias, down_bias).summands[0])[live]
+    want = np.asarray(base.experts(*arrays, activation, up_bias, down_bias).summands[0])[live]
     assert np.linalg.norm(found - want) / np.linalg.norm(want) < 1e-2
 
 
@@ -260,7 +261,7 @@ def test_whole_experts_of_devices_on_a_gpu(T, J, X, D, F, routing):
         chosen = jnp.tile(jnp.arange(X, dtype=jnp.int32), (T, 1))
     if routing == "none":
         chosen = jnp.full((T, X), J, jnp.int32)
-    run = jax.jit(functools.partial(mosaic.experts, num_elsewhere=half))
+    run = jax.jit(functools.partial(grouped_gemm.experts, num_elsewhere=half))
     # A slot that no pair fills has what was in memory before.
     jax.block_until_ready(jnp.full((64, 1 << 20), jnp.nan, jnp.float32))
     shares = []
@@ -268,7 +269,7 @@ def test_whole_experts_of_devices_on_a_gpu(T, J, X, D, F, routing):
         own = jnp.where((chosen >= first) & (chosen < first + half), chosen - first, half)
         both = up[first : first + half], down[first : first + half]
         shares.append(np.asarray(run(h, own, weights, *both).summands[0]))
-    want = np.asarray(plain.experts(h, chosen, weights, up, down, SWIGLU).summands[0])
+    want = np.asarray(base.experts(h, chosen, weights, up, down, SWIGLU).summands[0])
     if routing != "any":
         assert not shares[1].any()
     if routing == "none":

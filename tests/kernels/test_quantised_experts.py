@@ -11,13 +11,12 @@ from interpreted_mosaic import interpreting
 from test_grouped_gemm import CLAMPED, STAND_INS, SWIGLU, problem
 
 from rjax.models.schemes import Scaled
+from rjax.pallas_kernels.experts import base, grouped_gemm, work_list_mosaic
+from rjax.pallas_kernels.experts.config import choose_config
+from rjax.pallas_kernels.experts.grouped_weight import grouped_weight
+from rjax.pallas_kernels.experts.work_list import make_work_list
 from rjax.pallas_kernels.gemm.few_bits import upcast
 from rjax.pallas_kernels.gemm.few_bits.interleaving import natural
-from rjax.pallas_kernels.grouped_gemm import mosaic
-from rjax.pallas_kernels.grouped_gemm import xla as plain
-from rjax.pallas_kernels.grouped_gemm.config import choose_config
-from rjax.pallas_kernels.grouped_gemm.work_list import make_work_list
-from rjax.worker.kernels.quantised_experts import grouped_weight
 
 SCHEMES = {
     "fp8": Scaled("fp8"),
@@ -84,8 +83,8 @@ def load_scaled(tile, first, columns, scales, *, mxfp4):
 @pytest.fixture
 def interpreted(monkeypatch):
     for function in STAND_INS:
-        monkeypatch.setattr(mosaic, function.__name__, function)
-    monkeypatch.setattr(mosaic.work_list_mosaic, "make_work_list_mosaic", make_work_list)
+        monkeypatch.setattr(grouped_gemm, function.__name__, function)
+    monkeypatch.setattr(work_list_mosaic, "make_work_list_mosaic", make_work_list)
     for function in (load_fp8, load_interleaved, load_scaled):
         monkeypatch.setattr(upcast, function.__name__, function)
     with interpreting(monkeypatch):
@@ -106,7 +105,7 @@ def operands(scheme, T, J, X, D, F, skew=False):
 def wanted(scheme, h, chosen, weights, up, down, activation=SWIGLU, *biases):
     (_, _, F, D), dequantise = up["weight"].shape, scheme.for_experts.dequantise
     run = functools.partial(
-        plain.experts,
+        base.experts,
         widen_up=lambda leaves: dequantise(leaves, D, h.dtype).reshape(D, 2, F),
         widen_down=lambda leaves: dequantise(leaves, F, h.dtype),
     )
@@ -136,8 +135,9 @@ def test_the_arithmetic_is_that_of_dequantised_weights(
         clamped = activation.clamped
     want = wanted(scheme, h, chosen, weights, up, down, activation, *biases)
     both = grouped_weight(scheme.values, up, 2), grouped_weight(scheme.values, down, 1)
-    monkeypatch.setattr(mosaic, "choose_config", few_ctas)  # the interpreter takes long for each
-    found = mosaic.experts(h, chosen, weights, *both, *(biases or (None, None)), clamped)
+    # The interpreter takes long for each CTA.
+    monkeypatch.setattr(grouped_gemm, "choose_config", few_ctas)
+    found = grouped_gemm.experts(h, chosen, weights, *both, *(biases or (None, None)), clamped)
     live = np.asarray((chosen < J).all(1))
     found, want = np.asarray(found.summands.sum(0))[live], np.asarray(want)[live]
     np.testing.assert_allclose(found, want, rtol=2e-2, atol=2e-2 * np.abs(want).max())
@@ -165,7 +165,9 @@ def lowered(scheme, T, D, F, J, X, biased=False):
     def run(h, chosen, weights, up, down, *biases):
         both = grouped_weight(scheme.values, up, 2), grouped_weight(scheme.values, down, 1)
         activation = CLAMPED.clamped if biased else None
-        return mosaic.experts(h, chosen, weights, *both, *(biases or (None, None)), activation)
+        return grouped_gemm.experts(
+            h, chosen, weights, *both, *(biases or (None, None)), activation
+        )
 
     traced = jax.jit(run).trace(
         struct((T, D), jnp.bfloat16),
@@ -193,14 +195,14 @@ def test_gpt_oss_lowers_for_cuda(name, T):
 
 
 def test_refusals():
-    assert mosaic.refusal(2048, 768, jnp.bfloat16, ((1, 32), (128, 128), None)) is None
-    assert "bfloat16" in mosaic.refusal(2048, 768, jnp.float16, (None,))
+    assert grouped_gemm.refusal(2048, 768, jnp.bfloat16, ((1, 32), (128, 128), None)) is None
+    assert "bfloat16" in grouped_gemm.refusal(2048, 768, jnp.float16, (None,))
     for block in ((1, 16), (1, 96), (32, 128), (128, 256)):
-        assert "scales of" in mosaic.refusal(2048, 768, jnp.bfloat16, (block,))
+        assert "scales of" in grouped_gemm.refusal(2048, 768, jnp.bfloat16, (block,))
     h, chosen, weights, up, down = operands(SCHEMES["fp8"], 2, 3, 1, 64, 64)
     both = [grouped_weight("fp8", up, 2), grouped_weight("fp8", down, 1)]
     with pytest.raises(ValueError, match="bfloat16"):
-        mosaic.experts(h.astype(jnp.float16), chosen, weights, *both)
+        grouped_gemm.experts(h.astype(jnp.float16), chosen, weights, *both)
 
 
 def test_stages_of_weights_in_few_bits():
@@ -239,7 +241,7 @@ def test_on_a_gpu(T, J, X, D, F, name, activation):
     @jax.jit
     def run(h, chosen, weights, up, down, biases):
         both = grouped_weight(scheme.values, up, 2), grouped_weight(scheme.values, down, 1)
-        return mosaic.experts(h, chosen, weights, *both, *(biases or (None, None)), clamped)
+        return grouped_gemm.experts(h, chosen, weights, *both, *(biases or (None, None)), clamped)
 
     first, again = (run(h, chosen, weights, up, down, biases).summands for _ in range(2))
     np.testing.assert_array_equal(first, again)

@@ -7,8 +7,8 @@ import pytest
 from interpreted_mosaic import interpreting
 
 from rjax.models import Router
-from rjax.models.routing import route
-from rjax.pallas_kernels.top_k_routing.mosaic import padded_experts, refusal, top_k_routing
+from rjax.pallas_kernels.experts.base import route
+from rjax.pallas_kernels.experts.top_k_routing import padded_experts, refusal, top_k_routing
 
 ROUTERS = [
     pytest.param(Router(scale=1.5), id="softmax"),
@@ -33,11 +33,9 @@ def both(logits: jax.Array, router: Router, top_k: int):
     padding = ((0, 0), (0, 0), (0, padded_experts(J) - J))
     found = top_k_routing(
         jnp.pad(logits, padding, constant_values=jnp.nan),
+        router,
         top_k,
         num_experts=J,
-        renormalise=router.renormalise,
-        scale=router.scale,
-        score=router.score,
         correction=correction,
     )
     return found, route(logits.sum(0), router, top_k, correction)
@@ -78,4 +76,4 @@ def test_refusals():
     assert "at most 16" in refusal(128, 17)
     assert "4 experts of a row of 3" in refusal(3, 4)
     with pytest.raises(ValueError, match="takes 128 for 60 experts"):
-        top_k_routing(jnp.zeros((1, 2, 60)), 4, num_experts=60, renormalise=True, scale=1.0)
+        top_k_routing(jnp.zeros((1, 2, 60)), Router(renormalise=True), 4, num_experts=60)

@@ -16,11 +16,9 @@ from plain_checkpoints import LLAMA, write_plain, write_tensors
 from safetensors.numpy import load_file
 
 from rjax import models
-from rjax.models.experts_config import Router
-from rjax.models.routing import route
+from rjax.pallas_kernels.experts.base import Router, experts, route
+from rjax.pallas_kernels.experts.work_list import make_work_list, max_tiles, tile_rows
 from rjax.pallas_kernels.gemm.activation import Activation
-from rjax.pallas_kernels.grouped_gemm.work_list import make_work_list, max_tiles, tile_rows
-from rjax.pallas_kernels.grouped_gemm.xla import experts
 
 GOLDENS = Path(__file__).parent.parent / "golden" / "experts"
 CASES = sorted(json.loads((GOLDENS / "cases.json").read_text()))

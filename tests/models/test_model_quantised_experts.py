@@ -20,8 +20,8 @@ from test_model_experts import GPT_OSS, problem, reference
 from rjax import models
 from rjax.models.quantising import choose_settings, quantise_checkpoint
 from rjax.models.schemes import MXFP4, ON_LOAD, UNQUANTISED, Scaled
+from rjax.pallas_kernels.experts.base import experts
 from rjax.pallas_kernels.gemm.activation import Activation
-from rjax.pallas_kernels.grouped_gemm.xla import experts
 
 QWEN2_MOE = {
     "architectures": ["Qwen2MoeForCausalLM"],

@@ -1,4 +1,4 @@
-"""The kernels of products, experts and layers, and the choice between all kernels."""
+"""The problems that the modules of a layer pose, and the choice of their kernels."""
 
 from rjax.worker.kernels.dispatcher import Choice, Dispatcher
 

@@ -2,14 +2,12 @@
 
 import dataclasses
 
+from rjax.pallas_kernels.experts.kernels import KERNELS as EXPERTS_KERNELS
 from rjax.pallas_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from rjax.pallas_kernels.kernel import DeviceInfo, Kernel, Problem, registered_kernels
 from rjax.pallas_kernels.layer.kernels import KERNELS as LAYER_KERNELS
 from rjax.pallas_kernels.residual.kernels import KERNELS as RESIDUAL_KERNELS
 from rjax.pallas_kernels.rope_and_cache.kernels import KERNELS as ROPE_KERNELS
-from rjax.worker.kernels.mosaic import MOSAIC_KERNELS
-from rjax.worker.kernels.plain import PLAIN_KERNELS
-from rjax.worker.kernels.quantised_experts import QUANTISED_EXPERTS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,9 +45,8 @@ class Dispatcher:
 
         Those from `register_kernel` come first, plain JAX comes last.
         """
-        experts = (QUANTISED_EXPERTS, *MOSAIC_KERNELS, *PLAIN_KERNELS)
-        folders = (*LAYER_KERNELS, *GEMM_KERNELS, *RESIDUAL_KERNELS, *ROPE_KERNELS)
-        kernels = (*registered_kernels(), *folders, *experts)
+        of_layers = (*LAYER_KERNELS, *GEMM_KERNELS, *EXPERTS_KERNELS)
+        kernels = (*registered_kernels(), *of_layers, *RESIDUAL_KERNELS, *ROPE_KERNELS)
         return cls(
             backend,
             tuple(

@@ -1,6 +1,5 @@
-"""The problems that a layer's experts and their router pose to each device of a mesh."""
+"""The problem that a layer's experts pose to each device of a mesh, and its operands."""
 
-import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,65 +7,12 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
-from rjax.models import Linear, Router, WeightScheme
+from rjax.models import Linear
 from rjax.models.schemes import Scaled
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
+from rjax.pallas_kernels.experts.base import ExpertsProblem
 from rjax.pallas_kernels.gemm.activation import Activation
-from rjax.pallas_kernels.kernel import Problem
 from rjax.pallas_kernels.weight import ScaledLayout
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RouteProblem(Problem):
-    """The choice of the experts of each row.
-
-    route: (h [T, D], weight [D, J], bias [J] or None, correction [J] or None) to Routing.
-
-    Attributes:
-        depth: D.
-        num_experts, top_k: J of all devices, and the experts of a row.
-        router: the scoring and choice of experts.
-    """
-
-    depth: int
-    num_experts: int
-    top_k: int
-    router: Router
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsProblem(Problem):
-    """The weighted sum of the outputs of each row's experts; see `Operations.experts`.
-
-    experts: (h [T, D], experts of each row, their weights, the leaves of the weights [J, D, A, I]
-    and [J, I, D] of all experts, their biases or None, the second's with an axis of one device
-    before it if ``needs_partial``) to a Partial.
-
-    Attributes:
-        depth: D.
-        columns: (A, I) of one device.
-        scheme, layout: see `LinearProblem`, of the first weight.
-        down_scheme, down_layout: the same of the second.
-        activation: activation between the two products.
-        needs_partial: the devices have shares of the result, so that it must be a Partial.
-        experts_elsewhere: experts of the other devices, where devices hold whole experts. Rows may
-            then have any number of the device's own, also none.
-    """
-
-    depth: int
-    columns: tuple[int, int]
-    scheme: WeightScheme
-    layout: ScaledLayout | None
-    down_scheme: WeightScheme
-    down_layout: ScaledLayout | None
-    activation: Activation
-    needs_partial: bool
-    experts_elsewhere: int
-
-    @property
-    def schemes(self) -> tuple[WeightScheme, ...]:
-        """The schemes of both weights."""
-        return self.scheme, self.down_scheme
 
 
 def expert_specs(up: Linear, down: Linear, mesh: Mesh | AbstractMesh) -> tuple[Any, ...]:

@@ -18,11 +18,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
+from rjax.pallas_kernels.experts.config import WGMMA_M, GroupedConfig, swizzle_atom
+from rjax.pallas_kernels.experts.grouped_weight import GroupedWeight
+from rjax.pallas_kernels.experts.left_operand import Item, LeftOperand, Stages
 from rjax.pallas_kernels.gemm.few_bits import upcast
 from rjax.pallas_kernels.gemm.few_bits.products import zeros
-from rjax.pallas_kernels.grouped_gemm.config import WGMMA_M, GroupedConfig, swizzle_atom
-from rjax.pallas_kernels.grouped_gemm.grouped_weight import GroupedWeight
-from rjax.pallas_kernels.grouped_gemm.left_operand import Item, LeftOperand, Stages
 from rjax.pallas_kernels.tma_copy import evict_first
 
 _STEP = 64  # inputs that are widened while as many are multiplied

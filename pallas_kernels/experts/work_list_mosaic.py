@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math, memref, nvvm
 from jaxtyping import Array, Int
 
-from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, max_tiles
+from rjax.pallas_kernels.experts.work_list import WorkList, max_tiles
 from rjax.pallas_kernels.mosaic_emit import (
     THREADS,
     add,

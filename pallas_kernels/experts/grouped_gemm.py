@@ -16,23 +16,26 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
-from rjax.pallas_kernels.gemm.few_bits.interleaving import INTERLEAVED
-from rjax.pallas_kernels.grouped_gemm import work_list_mosaic
-from rjax.pallas_kernels.grouped_gemm.config import (
+from rjax.pallas_kernels.experts import work_list_mosaic
+from rjax.pallas_kernels.experts.base import ExpertsProblem
+from rjax.pallas_kernels.experts.config import (
     BLOCK_K,
     WGMMA_M,
     GroupedConfig,
     choose_config,
     choose_tile_rows,
 )
-from rjax.pallas_kernels.grouped_gemm.grouped_weight import GroupedWeight
-from rjax.pallas_kernels.grouped_gemm.left_operand import LeftOperand
-from rjax.pallas_kernels.grouped_gemm.plain_operand import PlainWeights
-from rjax.pallas_kernels.grouped_gemm.stores import load_pairs, store_pairs, store_slots
-from rjax.pallas_kernels.grouped_gemm.stream import grouped_gemm
-from rjax.pallas_kernels.grouped_gemm.widened_operand import WidenedWeights
-from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
+from rjax.pallas_kernels.experts.grouped_weight import GroupedWeight, grouped_weight
+from rjax.pallas_kernels.experts.left_operand import LeftOperand
+from rjax.pallas_kernels.experts.plain_operand import PlainWeights
+from rjax.pallas_kernels.experts.stores import load_pairs, store_pairs, store_slots
+from rjax.pallas_kernels.experts.stream import grouped_gemm
+from rjax.pallas_kernels.experts.widened_operand import WidenedWeights
+from rjax.pallas_kernels.experts.work_list import WorkList, make_work_list
+from rjax.pallas_kernels.gemm.few_bits.interleaving import INTERLEAVED
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.weight import ScaledLayout
 
 _MOST_INPUTS = 256  # of a pipeline stage
 type Activation = Callable[[Array, Array], Array]
@@ -248,3 +251,67 @@ def _config(weights: LeftOperand, work: WorkList) -> GroupedConfig:
         depth=D,
         **of_bits,
     )
+
+
+def activation_refusal(problem: ExpertsProblem) -> str | None:
+    """Why the kernel cannot take the activation of a problem, or None."""
+    activation = problem.activation
+    if activation.is_swiglu or activation.clamp is not None:
+        return None
+    return "it takes silu with a gate"
+
+
+def _refusal(problem: ExpertsProblem) -> str | None:
+    why = activation_refusal(problem)
+    if why is not None:
+        return why
+    for scheme in problem.schemes:
+        if scheme.name != "unquantised":
+            return f"weights stored as {scheme.name}; it takes unquantised ones"
+    return refusal(problem.depth, problem.columns[-1], problem.dtype)
+
+
+def run(
+    problem: ExpertsProblem,
+    h: Array,
+    chosen: Array,
+    weights: Array,
+    up: dict[str, Array],
+    down: dict[str, Array],
+    up_bias: Array | None,
+    down_bias: Array | None,
+) -> Partial:
+    """The result of a problem, of weights as they are or in few bits."""
+    activation = problem.activation
+    if problem.needs_partial and down_bias is not None:
+        down_bias = down_bias[0]
+    return experts(
+        h,
+        chosen,
+        weights,
+        _operand(problem.layout, up, 2),
+        _operand(problem.down_layout, down, 1),
+        up_bias,
+        down_bias,
+        None if activation.clamp is None else activation.clamped,
+        num_elsewhere=problem.experts_elsewhere,
+    )
+
+
+def _operand(
+    layout: ScaledLayout | None, leaves: dict[str, Array], matrices: int
+) -> Array | GroupedWeight:
+    if layout is None:
+        return leaves["weight"]
+    return grouped_weight(layout.values, leaves, matrices)
+
+
+KERNEL = Kernel(
+    "mosaic.grouped_gemm",
+    "experts",
+    "mosaic",
+    _refusal,
+    run,
+    pads_rows=True,
+    compute_capabilities=HOPPER,
+)

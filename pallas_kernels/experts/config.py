@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from rjax.pallas_kernels.grouped_gemm.work_list import TILE_ROWS, tile_rows
+from rjax.pallas_kernels.experts.work_list import TILE_ROWS, tile_rows
 from rjax.pallas_kernels.mosaic_emit import num_sms
 
 WGMMA_M = 64  # columns of a consumer, of each matrix

@@ -1,6 +1,7 @@
 """The operand of a grouped GEMM that is stored in few bits."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import no_type_check
 
 import jax
@@ -60,3 +61,15 @@ class GroupedWeight:
         scale = self.scale.reshape(*self.scale.shape[:-2], parts, -1)
         values = self.values.reshape(J, parts, E // parts, D)
         return dataclasses.replace(self, values=values, scale=scale)
+
+
+def grouped_weight(kind: str, leaves: Mapping[str, Array], matrices: int) -> GroupedWeight:
+    """The operand of the leaves of experts with ``matrices`` matrices of values ``kind``."""
+    values, scale = leaves["weight"], leaves["weight_scale"]
+    J, depth = values.shape[0], values.shape[-1]
+    of_depth = scale.shape[1:2] if scale.ndim == values.ndim else ()
+    return GroupedWeight(
+        values.reshape(J, matrices, -1, depth),
+        scale.reshape(J, *of_depth, matrices, -1),
+        kind=kind,
+    )

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
-from rjax.pallas_kernels.grouped_gemm.config import WGMMA_M, GroupedConfig
+from rjax.pallas_kernels.experts.config import WGMMA_M, GroupedConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

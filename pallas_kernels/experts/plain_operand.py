@@ -11,8 +11,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.grouped_gemm.config import WGMMA_M, GroupedConfig
-from rjax.pallas_kernels.grouped_gemm.left_operand import Item, LeftOperand, Stages
+from rjax.pallas_kernels.experts.config import WGMMA_M, GroupedConfig
+from rjax.pallas_kernels.experts.left_operand import Item, LeftOperand, Stages
 from rjax.pallas_kernels.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef

@@ -4,17 +4,16 @@ One CTA handles one row: it adds the summands of the logits, makes scores of the
 best expert X times. Bytes moved: 4 * Z * J a row.
 """
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Float32
 
+from rjax.pallas_kernels.experts.base import RouteProblem, Router, Routing, router_logits
+from rjax.pallas_kernels.gemm import split_k_gemm
+from rjax.pallas_kernels.kernel import HOPPER, Kernel
 from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, widest_vector
-
-type Score = Literal["softmax", "sigmoid", "softmax_of_topk"]
 
 
 def refusal(num_experts: int, top_k: int) -> str | None:
@@ -31,23 +30,19 @@ def padded_experts(num_experts: int) -> int:
 
 def top_k_routing(
     logits: Float32[Array, "Z T columns"],
+    router: Router,
     top_k: int,
     *,
     num_experts: int,
-    renormalise: bool,
-    scale: float,
-    score: Score = "softmax",
     correction: Float[Array, " J"] | None = None,
-) -> tuple[Int[Array, "T X"], Float32[Array, "T X"]]:
-    """(experts of each row, their weights): those of the best scores, the lower index first.
+) -> Routing:
+    """The experts of the best scores of each row, the lower index first, as `base.route`.
 
     Args:
         logits: Z summands, of `padded_experts` columns; those past J are ignored.
+        router: the scores and weights; it has one group of experts.
         top_k: X.
         num_experts: J.
-        renormalise: divide the weights of a row by their sum.
-        scale: factor of the weights.
-        score: "softmax" over all experts, "sigmoid" of each, or "softmax_of_topk", over the chosen.
         correction: added to the scores for the choice only.
 
     Raises:
@@ -80,10 +75,10 @@ def top_k_routing(
         # Indices as float32, which the reductions take; they are exact.
         at = plgpu.broadcasted_iota(jnp.int32, (columns,), 0, layout=strided).astype(jnp.float32)
         x = jnp.where(at < float(num_experts), x, -jnp.inf)
-        if score == "softmax":
+        if router.score == "softmax":
             x = jnp.exp(x - jnp.max(x))
             x = x / jnp.sum(x)
-        elif score == "sigmoid":
+        elif router.score == "sigmoid":
             x = 1.0 / (1.0 + jnp.exp(-x))
         choice = x
         if given:
@@ -98,10 +93,10 @@ def top_k_routing(
             choice = jnp.where(at == first, -jnp.inf, choice)
             best.append(highest)
             chosen.append(first.astype(jnp.int32))
-        if score == "softmax_of_topk":
+        if router.score == "softmax_of_topk":
             best = [jnp.exp(value - best[0]) for value in best]
-        factor = jnp.float32(scale)
-        if renormalise or score == "softmax_of_topk":
+        factor = jnp.float32(router.scale)
+        if router.renormalise or router.score == "softmax_of_topk":
             total = best[0]
             for value in best[1:]:
                 total = total + value
@@ -111,7 +106,7 @@ def top_k_routing(
             weights_ref[row, i] = value * factor
 
     shape = (T, top_k)
-    return plgpu.kernel(
+    found = plgpu.kernel(
         top_k_routing_kernel,
         out_type=(
             jax.ShapeDtypeStruct(shape, jnp.int32),
@@ -123,3 +118,36 @@ def top_k_routing(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
     )(*operands)
+    return Routing(*found)
+
+
+def _refusal(problem: RouteProblem) -> str | None:
+    if problem.router.num_groups > 1:
+        return f"{problem.router.num_groups} groups of experts; it takes one"
+    return refusal(problem.num_experts, problem.top_k)
+
+
+def _run(
+    problem: RouteProblem, h: Array, weight: Array, bias: Array | None, correction: Array | None
+) -> Routing:
+    J = problem.num_experts
+    shape = problem.rows, problem.depth, J
+    padding = padded_experts(J) - J
+    if padding == 0 and bias is None and split_k_gemm.refusal(*shape, problem.dtype) is None:
+        logits = split_k_gemm.split_k_gemm(h, weight).summands
+    else:
+        logits = jnp.pad(router_logits(h, weight, bias), ((0, 0), (0, padding)))[None]
+    return top_k_routing(
+        logits, problem.router, problem.top_k, num_experts=J, correction=correction
+    )
+
+
+KERNEL = Kernel(
+    "mosaic.top_k_routing",
+    "route",
+    "mosaic",
+    _refusal,
+    _run,
+    pads_rows=True,
+    compute_capabilities=HOPPER,
+)

@@ -25,9 +25,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.grouped_gemm.config import WGMMA_M, GroupedConfig
-from rjax.pallas_kernels.grouped_gemm.left_operand import Item, LeftOperand, Stages
-from rjax.pallas_kernels.grouped_gemm.work_list import WorkList
+from rjax.pallas_kernels.experts.config import WGMMA_M, GroupedConfig
+from rjax.pallas_kernels.experts.left_operand import Item, LeftOperand, Stages
+from rjax.pallas_kernels.experts.work_list import WorkList
 from rjax.pallas_kernels.mosaic_emit import begin_kernel
 
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, {2: 232, 3: 152}

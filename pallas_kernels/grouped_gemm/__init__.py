@@ -1,1 +1,0 @@
-"""Grouped GEMM: rows multiplied by the weights of their experts."""
