@@ -8,8 +8,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
 from rjax.models import Linear
+from rjax.models.layers.parameter import variable_spec
 from rjax.models.schemes import Scaled
-from rjax.models.sharding import TENSOR_AXIS, partition_spec
+from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.experts.base import ExpertsProblem
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.weight import ScaledLayout
@@ -18,39 +19,18 @@ from rjax.pallas_kernels.weight import ScaledLayout
 def expert_specs(up: Linear, down: Linear, mesh: Mesh | AbstractMesh) -> tuple[Any, ...]:
     """How this mesh shards the leaves of both weights and both biases: the width I of every expert,
     or the experts J.
-
-    Raises:
-        ValueError: devices would share values that are reordered among themselves.
     """
-    leaves = [_leaf_specs(linear, mesh) for linear in (up, down)]
-    experts, *outputs = _spec(up, f"J {up.outputs}", (up.num_experts, *up.output_shape), mesh)
+    leaves = [
+        {name: variable_spec(getattr(linear, name), mesh) for name, _ in linear.leaf_letters}
+        for linear in (up, down)
+    ]
+    if up.bias is None:
+        return *leaves, None, None
     shares = PartitionSpec()
     if mesh.size > 1:
-        shares = PartitionSpec(None, experts) if experts else PartitionSpec(TENSOR_AXIS)
-    biases = [PartitionSpec(experts, *outputs), shares]
-    return *leaves, *(None if up.bias is None else spec for spec in biases)
-
-
-def _leaf_specs(linear: Linear, mesh: Mesh | AbstractMesh) -> dict[str, PartitionSpec]:
-    specs = {
-        name: _spec(linear, letters, linear.leaf_shape(name), mesh)
-        for name, letters in linear.leaf_letters
-    }
-    shape = linear.leaf_shape("weight")
-    local = shape[-1] // (mesh.shape[TENSOR_AXIS] if specs["weight"][-1] else 1)
-    is_interleaved = linear.storage.is_interleaved
-    if is_interleaved(shape) and not is_interleaved((local,)):
-        raise ValueError(
-            f"experts of width {shape[-1]} stored as {linear.scheme.name} cannot be divided among "
-            f"{mesh.shape[TENSOR_AXIS]} devices; use fewer"
-        )
-    return specs
-
-
-def _spec(
-    linear: Linear, letters: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
-) -> PartitionSpec:
-    return partition_spec(letters, shape, mesh, expert_parallel=linear.expert_parallel)
+        whole = PartitionSpec(None, TENSOR_AXIS)
+        shares = whole if down.expert_parallel else PartitionSpec(TENSOR_AXIS)
+    return *leaves, variable_spec(up.bias, mesh), shares
 
 
 def own_experts(
