@@ -30,7 +30,7 @@ class Linear(nnx.Module):
         dtype: dtype of the result, the bias and the leaves that do not set their own.
         a: size of axis A, along which projections are fused.
         bias: whether there is a bias, of shape ``outputs``.
-        experts: whether each of the layer's experts has such a weight.
+        experts: whether it is the projection of all experts of a layer.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Linear(nnx.Module):
 
     @property
     def storage(self) -> WeightScheme:
-        """The scheme as the leaves follow it."""
+        """How the leaves store the weight: ``scheme``, or its form for experts."""
         return self.scheme.for_experts if self.num_experts else self.scheme
 
     @property
@@ -94,12 +94,12 @@ class Linear(nnx.Module):
         return array_bytes([getattr(self, name).get_value() for name, _ in self.leaf_letters])
 
     def weight_matrix(self, dtype: DTypeLike) -> Float[Array, "..."]:
-        """The dequantised weight with its input axes merged into one; J is before them."""
+        """The dequantised weight with its input axes merged into one; J, if any, before it."""
         dequantise = functools.partial(self.dequantise, dtype=dtype)
         return (jax.vmap(dequantise) if self.num_experts else dequantise)(self.leaves)
 
     def dequantise(self, leaves: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, "E ..."]:
-        """The weight of these leaves, those of one expert, with its input axes merged into one."""
+        """`weight_matrix` from given leaves; those of one expert, without J."""
         # With two contracted axes, XLA on the CPU would copy the weights at every call.
         weight = self.storage.dequantise(leaves, self.depth, dtype)
         return weight.reshape(self.depth, *self.output_shape)
