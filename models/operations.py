@@ -16,10 +16,9 @@ from rjax.models.rope import Rotary
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.experts.base import Router, Routing, experts, route, router_logits
 from rjax.pallas_kernels.gemm.activation import Activation
-from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention, reduced
 from rjax.pallas_kernels.residual.base import add_rms_norm
 from rjax.pallas_kernels.rope_and_cache.base import split_qkv
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from rjax.pallas_kernels.gemm.few_bits.quantised_rows import QuantisedRows, quan
 from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.gemm.gate_up_gemm import gate_up_gemm
 from rjax.pallas_kernels.gemm.split_k_gemm import split_k_gemm
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 
 SCHEMES = ("bf16", "fp8", "fp8 blocks", "int8", "int4", "int4 interleaved")
 ROWS = (1, 8, 16, 32, 64)

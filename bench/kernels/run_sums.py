@@ -23,7 +23,7 @@ from bench.kernels.result_file import ResultFile
 from bench.kernels.timing import burst_seconds
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.gemm.split_k_gemm import refusal, split_k_gemm
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual import add_rms_norm
 from rjax.pallas_kernels.residual import all_reduce as mosaic
 from rjax.pallas_kernels.residual import base as xla

@@ -15,8 +15,7 @@ from rjax.models.layers.parameter import parameter
 from rjax.models.operations import HeadNorms, HeadOptions, KvScales, Operations, Residual
 from rjax.models.rope import Rotary, halves_of_pairs
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.partial import Partial, reduced
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention, reduced
 
 
 class Attention(nnx.Module):

@@ -12,7 +12,7 @@ from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import parameter
 from rjax.models.operations import Operations, Residual
 from rjax.pallas_kernels.gemm.activation import Activation
-from rjax.pallas_kernels.partial import reduced
+from rjax.pallas_kernels.pending import reduced
 
 
 class SharedExpert(nnx.Module):

@@ -11,8 +11,7 @@ from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.operations import Operations, Residual
 from rjax.models.rope import Rotary, halves_of_pairs
-from rjax.pallas_kernels.partial import reduced
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.pending import UnmergedAttention, reduced
 
 
 class LatentAttention(nnx.Module):

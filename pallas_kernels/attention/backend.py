@@ -15,7 +15,7 @@ from jaxtyping import Array
 from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from rjax.pallas_kernels.kernel import DeviceInfo, supports
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.pending import UnmergedAttention
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Float32, Int
 from rjax.pallas_kernels.experts.work_list import WorkList, make_work_list
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.kernel import Kernel, Problem, takes_all
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.weight import ScaledLayout, WeightStorage
 
 type _Activation = Callable[[Float[Array, "R A I"]], Float[Array, "R I"]]

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from rjax.pallas_kernels.experts.work_list import TILE_ROWS, tile_rows
-from rjax.pallas_kernels.mosaic_emit import num_sms
+from rjax.pallas_kernels.mosaic.emit import num_sms
 
 WGMMA_M = 64  # columns of a consumer, of each matrix
 BLOCK_K = 64  # of 16-bit weights

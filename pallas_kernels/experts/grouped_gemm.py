@@ -34,7 +34,7 @@ from rjax.pallas_kernels.experts.widened_operand import WidenedWeights
 from rjax.pallas_kernels.experts.work_list import WorkList, make_work_list
 from rjax.pallas_kernels.gemm.few_bits.interleaving import INTERLEAVED
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.weight import ScaledLayout
 
 _MOST_INPUTS = 256  # of a pipeline stage

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.experts.config import WGMMA_M, GroupedConfig
 from rjax.pallas_kernels.experts.left_operand import Item, LeftOperand, Stages
-from rjax.pallas_kernels.tma_copy import evict_first
+from rjax.pallas_kernels.mosaic.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
 

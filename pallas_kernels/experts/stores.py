@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
-from rjax.pallas_kernels.mosaic_emit import SCALAR, i32_type
+from rjax.pallas_kernels.mosaic.emit import SCALAR, i32_type
 
 _PER_SLOT = plgpu.Layout.WGMMA.reduce(0)
 

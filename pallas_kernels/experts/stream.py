@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 from rjax.pallas_kernels.experts.config import WGMMA_M, GroupedConfig
 from rjax.pallas_kernels.experts.left_operand import Item, LeftOperand, Stages
 from rjax.pallas_kernels.experts.work_list import WorkList
-from rjax.pallas_kernels.mosaic_emit import begin_kernel
+from rjax.pallas_kernels.mosaic.emit import begin_kernel
 
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, {2: 232, 3: 152}
 

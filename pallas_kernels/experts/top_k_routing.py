@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Float32
 from rjax.pallas_kernels.experts.base import RouteProblem, Router, Routing, router_logits
 from rjax.pallas_kernels.gemm import split_k_gemm
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
-from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, widest_vector
+from rjax.pallas_kernels.mosaic.emit import THREADS, begin_kernel, widest_vector
 
 
 def refusal(num_experts: int, top_k: int) -> str | None:

@@ -23,7 +23,7 @@ from rjax.pallas_kernels.experts.grouped_weight import GroupedWeight
 from rjax.pallas_kernels.experts.left_operand import Item, LeftOperand, Stages
 from rjax.pallas_kernels.gemm.few_bits import upcast
 from rjax.pallas_kernels.gemm.few_bits.products import zeros
-from rjax.pallas_kernels.tma_copy import evict_first
+from rjax.pallas_kernels.mosaic.tma_copy import evict_first
 
 _STEP = 64  # inputs that are widened while as many are multiplied
 _PER_OUTPUT = plgpu.Layout.WGMMA.reduce(1)

@@ -18,7 +18,7 @@ from jaxlib.mlir.dialects import arith, llvm, math, memref, nvvm
 from jaxtyping import Array, Int
 
 from rjax.pallas_kernels.experts.work_list import WorkList, max_tiles
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     THREADS,
     add,
     begin_kernel,

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.kernel import HOPPER, Kernel, Problem, takes_all
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.weight import ScaledLayout, WeightStorage
 
 

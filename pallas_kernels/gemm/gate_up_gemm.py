@@ -21,8 +21,8 @@ from rjax.pallas_kernels.gemm.base import (
 )
 from rjax.pallas_kernels.gemm.gemv_row import NormedRow, RowSource
 from rjax.pallas_kernels.gemm.skinny_gemm import GemmConfig, pipeline_stages, store_rows
-from rjax.pallas_kernels.mosaic_emit import num_sms
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.mosaic.emit import num_sms
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual.add_rms_norm import add_rms_norm
 
 _BLOCK_K = 64

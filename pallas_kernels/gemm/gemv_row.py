@@ -25,16 +25,15 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.attention.relay_fusion.mosaic import merge_entries
+from rjax.pallas_kernels.mosaic.emit import (
     SCALAR,
     THREADS,
     store_strided,
     thread_index,
     widest_vector,
 )
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.relay_fusion.mosaic import merge_entries
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 
 MAX_ROW_COLUMNS = 5120
 """Most columns of the row that a CTA holds; more would leave too little memory for weights."""

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from rjax.pallas_kernels.gemm.activation import swiglu
 from rjax.pallas_kernels.gemm.base import LinearProblem, only_swiglu
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
-from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided
+from rjax.pallas_kernels.mosaic.emit import THREADS, begin_kernel, store_strided
 
 _MAX_VECTOR = 8  # elements per thread: 16 bytes
 

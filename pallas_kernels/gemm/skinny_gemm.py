@@ -37,9 +37,9 @@ from rjax.pallas_kernels.gemm.gemv_row import (
     SmemRow,
     StoredRow,
 )
-from rjax.pallas_kernels.mosaic_emit import SCALAR, begin_kernel
-from rjax.pallas_kernels.pipeline import Pipeline
-from rjax.pallas_kernels.tma_copy import evict_first
+from rjax.pallas_kernels.mosaic.emit import SCALAR, begin_kernel
+from rjax.pallas_kernels.mosaic.pipeline import Pipeline
+from rjax.pallas_kernels.mosaic.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
 ROWS = (1, 8, 16, 32, 64, 128)

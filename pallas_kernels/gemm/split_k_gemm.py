@@ -21,9 +21,8 @@ from rjax.pallas_kernels.gemm.base import (
 )
 from rjax.pallas_kernels.gemm.gemv_row import MergedRow, NormedRow, RowSource
 from rjax.pallas_kernels.gemm.skinny_gemm import GemmConfig, pipeline_stages, store_rows
-from rjax.pallas_kernels.mosaic_emit import num_sms
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.mosaic.emit import num_sms
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 
 _MAX_SPLIT_K = 8
 _FEW_ROWS = 16

@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
-from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided, widest_vector
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.mosaic.emit import THREADS, begin_kernel, store_strided, widest_vector
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual.base import ResidualProblem
 
 

@@ -27,8 +27,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
-from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, num_sms, store_strided
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.mosaic.emit import THREADS, begin_kernel, num_sms, store_strided
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual.base import ResidualProblem
 from rjax.pallas_kernels.residual.exchange import Exchange
 from rjax.pallas_kernels.residual.peers import (

@@ -23,7 +23,7 @@ from jaxlib.mlir.dialects import arith, memref
 from jaxtyping import Array, Float32, Int32
 
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     SCALAR,
     THREADS,
     add,
@@ -34,6 +34,7 @@ from rjax.pallas_kernels.mosaic_emit import (
     num_sms,
     thread_index,
 )
+from rjax.pallas_kernels.mosaic.words import EMPTY, poll_words, store_words
 from rjax.pallas_kernels.residual.base import ResidualProblem, local_argmax
 from rjax.pallas_kernels.residual.peer_buffers import (
     PeerBuffers,
@@ -42,7 +43,6 @@ from rjax.pallas_kernels.residual.peer_buffers import (
     scalars_of,
 )
 from rjax.pallas_kernels.residual.peers import REGIONS, Peers, slot_words
-from rjax.pallas_kernels.words import EMPTY, poll_words, store_words
 
 _PAIR = 2  # words of a row: the bits of the number, and the index
 

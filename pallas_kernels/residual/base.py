@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
 from rjax.pallas_kernels.kernel import Kernel, Problem, takes_all
-from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.pending import Partial, reduced
 from rjax.pallas_kernels.residual.peers import MAX_PUSHED_BYTES, Peers
 
 

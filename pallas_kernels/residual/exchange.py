@@ -1,6 +1,6 @@
 """The exchange of shares inside the kernel of the sums: push a share, take all shares.
 
-Words (`pallas_kernels.words`) cross NVLink as relaxed accesses of system scope, 16 bytes each where
+Words (`mosaic.words`) cross NVLink as relaxed accesses of system scope, 16 bytes each where
 the row allows it.
 """
 
@@ -17,14 +17,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
-from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, add, i32_type, mul, thread_index
+from rjax.pallas_kernels.mosaic.emit import SCALAR, THREADS, add, i32_type, mul, thread_index
+from rjax.pallas_kernels.mosaic.words import poll_words, store_words
 from rjax.pallas_kernels.residual.peer_buffers import (
     PeerBuffers,
     buffer_address,
     bytes_of,
     scalars_of,
 )
-from rjax.pallas_kernels.words import poll_words, store_words
 
 _BATCH_WORDS = 32  # words of a thread that are polled together
 

@@ -11,8 +11,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, scf
 
-from rjax.pallas_kernels.mosaic_emit import SCALAR, add, i32, mul, thread_index
-from rjax.pallas_kernels.words import EMPTY, store_words
+from rjax.pallas_kernels.mosaic.emit import SCALAR, add, i32, mul, thread_index
+from rjax.pallas_kernels.mosaic.words import EMPTY, store_words
 
 _WORD_BYTES = 4
 

@@ -4,7 +4,7 @@ Every device has one buffer of int32 words, which all devices of the mesh can ad
 ``REGIONS`` regions, each with one slot per device that sends. The words of a float32 share are
 written ("pushed") into the slot of the sender in the buffer of every receiver. A receiver polls its
 own memory: an unwritten word holds ``EMPTY``, so every word tells by itself whether it has arrived
-(`pallas_kernels.words`). Source: the low-latency protocol of NCCL and the one-shot all-reduce of
+(`mosaic.words`). Source: the low-latency protocol of NCCL and the one-shot all-reduce of
 TensorRT-LLM.
 
 Calls are numbered, with the same number on every device. Call ``c`` uses region ``c % REGIONS`` and

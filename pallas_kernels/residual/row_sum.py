@@ -11,9 +11,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, memref
 
-from rjax.pallas_kernels.mosaic_emit import SCALAR, i32, i32_type
+from rjax.pallas_kernels.mosaic.emit import SCALAR, i32, i32_type
+from rjax.pallas_kernels.mosaic.words import load_vector
 from rjax.pallas_kernels.residual.exchange import numbers_of
-from rjax.pallas_kernels.words import load_vector
 
 _WARP = 32
 _NUMBER_BYTES = 4

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from rjax.pallas_kernels.fp8 import Scales, check_scales, quantise
 from rjax.pallas_kernels.kernel import Kernel, Problem, takes_all
-from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.pending import Partial, reduced
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from rjax.pallas_kernels.fp8 import Scales, check_scales
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     SCALAR,
     THREADS,
     begin_kernel,
@@ -34,7 +34,7 @@ from rjax.pallas_kernels.mosaic_emit import (
     i32_type,
     thread_index,
 )
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.rope_and_cache.base import RopeAndCacheProblem
 
 _WARP = 32

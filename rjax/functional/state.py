@@ -59,7 +59,7 @@ def make_state(setup: Setup, *, batch: int, num_pages: int, dtype: DTypeLike) ->
     """An empty state of ``batch`` rows; ``dtype`` of the KV is that of the weights.
 
     Values start as ones and keys as zeros, since a caller's program may make the state and a kernel
-    writes both: see `mosaic_emit`, "Arrays that a kernel writes".
+    writes both: see `mosaic.emit`, "Arrays that a kernel writes".
     """
     config = setup.config
     shape = (num_pages, config.num_kv_heads, setup.page_size, config.head_dim)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Float32, Int
 from rjax.models import Embedding, Norm
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
 from rjax.pallas_kernels.kernel import Problem
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual.base import ResidualProblem
 from rjax.pallas_kernels.residual.peers import Peers
 from rjax.sampling import first_largest

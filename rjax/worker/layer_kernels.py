@@ -11,8 +11,7 @@ from rjax.models.layers.attention import Attention
 from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.layer.one_row.kernel import PartialSumBuffer
 from rjax.pallas_kernels.layer.post_attention_block.grid_barrier import GridBarrier
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 from rjax.worker.kernels import Choice
 from rjax.worker.kernels.layer_problem import (
     layer_problem,

@@ -28,11 +28,10 @@ from rjax.pallas_kernels.experts.base import RouteProblem
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, Problem
-from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention, reduced
 from rjax.pallas_kernels.residual.base import ResidualProblem
 from rjax.pallas_kernels.residual.peers import Peers
 from rjax.pallas_kernels.rope_and_cache.base import RopeAndCacheProblem
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.sampling import first_largest
 from rjax.worker.device_sums import DeviceSums
 from rjax.worker.kernels import Choice, Dispatcher

@@ -14,9 +14,8 @@ from rjax.models import HeadNorms, HeadOptions, KvScales, Rotary
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.kernel import Kernel, Problem
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 from rjax.pallas_kernels.residual.peers import Peers
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
 from rjax.worker.group_views import GroupView, group_views
 from rjax.worker.kernels import Choice

@@ -7,12 +7,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int32
 
 from rjax.models.sharding import TENSOR_AXIS
+from rjax.pallas_kernels.mosaic.words import EMPTY
 from rjax.pallas_kernels.residual.peers import (
     Peers,
     buffer_words,
     update_capacity,
 )
-from rjax.pallas_kernels.words import EMPTY
 
 
 class PeerMemory:

@@ -29,10 +29,9 @@ from rjax.pallas_kernels.experts.base import ExpertsProblem, RouteProblem
 from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.layer.base import LayerProblem, PostAttentionProblem
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 from rjax.pallas_kernels.residual.base import ResidualProblem
 from rjax.pallas_kernels.residual.peers import Peers
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.kernels import Choice, Dispatcher
 from rjax.worker.layer_kernels import Pools
 from rjax.worker.operations import DispatchedOperations

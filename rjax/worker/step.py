@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Float32, Int, UInt32
 
 from rjax.models.sharding import partition_spec
-from rjax.pallas_kernels.mosaic_emit import EARLY_STARTS
+from rjax.pallas_kernels.mosaic.emit import EARLY_STARTS
 from rjax.pallas_kernels.residual.peers import Peers
 from rjax.sampling import (
     Argmax,

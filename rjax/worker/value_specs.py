@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from rjax.models.sharding import TENSOR_AXIS
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.worker.kernels.linear_problem import LinearSharding
 
 _PROJECTIONS = PartitionSpec(None, TENSOR_AXIS, None, None)

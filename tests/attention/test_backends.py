@@ -11,7 +11,7 @@ from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from rjax.pallas_kernels.attention.registry import BACKENDS
 from rjax.pallas_kernels.kernel import DeviceInfo
-from rjax.pallas_kernels.mosaic_emit import num_sms
+from rjax.pallas_kernels.mosaic.emit import num_sms
 
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", page_size=64)
 HOPPER, AMPERE, CPU = DeviceInfo("gpu", 9.0), DeviceInfo("gpu", 8.0), DeviceInfo("cpu", None)

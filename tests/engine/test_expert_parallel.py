@@ -29,7 +29,7 @@ _OPERATION = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh
 from rjax.models import Routing, config_from_dict, init_model
-from rjax.pallas_kernels.partial import reduced
+from rjax.pallas_kernels.pending import reduced
 from rjax.worker.backend import choose_backend
 from rjax.worker.paged_operations import PagedOperations
 from tests.engine.test_experts_engine import MOE

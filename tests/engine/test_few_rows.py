@@ -22,9 +22,8 @@ from rjax.pallas_kernels.gemm.base import split_k_gemm
 from rjax.pallas_kernels.gemm.few_bits.config import FEW_ROWS
 from rjax.pallas_kernels.gemm.skinny_gemm import ROWS
 from rjax.pallas_kernels.kernel import Kernel
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 from rjax.pallas_kernels.residual.base import add_rms_norm
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.sampling import SamplingParams
 from rjax.worker.backend import Backend, choose_backend, streamed_rows
 from rjax.worker.kernels import Dispatcher

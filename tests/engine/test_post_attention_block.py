@@ -14,7 +14,7 @@ from rjax.build import plan_engine
 from rjax.models import DecoderLayer, config_from_dict
 from rjax.pallas_kernels.kernel import Kernel
 from rjax.pallas_kernels.layer.post_attention_block.grid_barrier import GridBarrier
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.worker.backend import choose_backend
 from rjax.worker.kernels import Dispatcher
 from rjax.worker.kernels.layer_problem import post_attention_problem

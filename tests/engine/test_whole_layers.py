@@ -13,7 +13,7 @@ from rjax.build import plan_engine
 from rjax.models import DecoderLayer, Rotary, config_from_dict
 from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.kernel import DeviceInfo, Kernel
-from rjax.pallas_kernels.partial import reduced
+from rjax.pallas_kernels.pending import reduced
 from rjax.pallas_kernels.rope_and_cache.base import rotate
 from rjax.worker.backend import choose_backend
 from rjax.worker.kernels import Dispatcher

@@ -8,7 +8,7 @@ from rjax.models import Leaf, StoredTensor, WeightFormat, WeightScheme, register
 from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, register_kernel
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 
 CALLED: set[tuple[str, int]] = set()  # (axes, rows) of what the kernel computed
 

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from rjax.pallas_kernels.relay_fusion.reference import relay_fusion_reference
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.attention.relay_fusion.reference import relay_fusion_reference
+from rjax.pallas_kernels.pending import UnmergedAttention
 
 
 def normal(*shape, dtype=jnp.bfloat16, seed=0, scale=1.0):

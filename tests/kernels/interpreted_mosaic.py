@@ -26,7 +26,7 @@ def store_transposed(ref, value, first, first_row) -> None:
 
 
 def store_all(ref, value, layout) -> None:
-    """As ``store_strided`` of `mosaic_emit`."""
+    """As ``store_strided`` of `mosaic.emit`."""
     del layout
     ref[...] = value
 

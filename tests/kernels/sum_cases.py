@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.mosaic.words import EMPTY
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual import all_reduce as mosaic
 from rjax.pallas_kernels.residual import base as xla
 from rjax.pallas_kernels.residual.base import add_rms_norm
@@ -22,7 +23,6 @@ from rjax.pallas_kernels.residual.peers import (
     Peers,
     buffer_words,
 )
-from rjax.pallas_kernels.words import EMPTY
 from rjax.worker.peer_memory import PeerMemory
 
 EPS = 1e-5

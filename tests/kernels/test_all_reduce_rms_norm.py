@@ -15,7 +15,7 @@ import sum_cases
 from jax import lax
 
 from rjax.pallas_kernels.kernel import DeviceInfo
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual import all_reduce as mosaic
 from rjax.pallas_kernels.residual import peers as peers_module
 from rjax.pallas_kernels.residual.base import ResidualProblem

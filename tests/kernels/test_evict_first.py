@@ -17,7 +17,7 @@ from rjax.pallas_kernels.attention import mosaic
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.gemm.gate_up_gemm import gate_up_gemm
 from rjax.pallas_kernels.gemm.split_k_gemm import split_k_gemm
-from rjax.pallas_kernels.tma_copy import evict_first
+from rjax.pallas_kernels.mosaic.tma_copy import evict_first
 
 _COPY = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME
 _DESCRIPTOR, _HINT = 1, 6  # operand segments of a copy

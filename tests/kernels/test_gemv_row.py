@@ -8,9 +8,8 @@ from attention_rows import merged_row, normal, unmerged_row
 
 from rjax.pallas_kernels.gemm import gate_up_gemm as gated
 from rjax.pallas_kernels.gemm import split_k_gemm as split
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 from rjax.pallas_kernels.residual import base as norm
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 # (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, the bundled model, odd sizes
 MODELS = [

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from attention_rows import normal
 
+from rjax.pallas_kernels.attention.relay_fusion.mosaic import merge_rows
+from rjax.pallas_kernels.attention.relay_fusion.reference import relay_fusion_reference
 from rjax.pallas_kernels.gemm.few_bits import quantised_rows
 from rjax.pallas_kernels.gemm.few_bits.merge_quantise import merge_quantise, refusal
-from rjax.pallas_kernels.relay_fusion.mosaic import merge_rows
-from rjax.pallas_kernels.relay_fusion.reference import relay_fusion_reference
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.pending import UnmergedAttention
 
 HEADS = [(32, 128), (16, 128), (14, 64), (16, 80)]
 ENTRIES = (7, 1, 0, 20, 3)  # partial results of each row

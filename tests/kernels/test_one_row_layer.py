@@ -13,8 +13,8 @@ from rjax.pallas_kernels.layer.base import LayerProblem
 from rjax.pallas_kernels.layer.one_row.kernel import PartialSumBuffer, decoder_layer, refusal
 from rjax.pallas_kernels.layer.one_row.sizes import LayerSizes
 from rjax.pallas_kernels.layer.one_row.weights import LayerWeights
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.words import EMPTY
+from rjax.pallas_kernels.mosaic.words import EMPTY
+from rjax.pallas_kernels.pending import Partial
 from tests.kernels.quantised_weights import weight_of
 
 EPS, HEAD_EPS, SPLITS = 1e-6, 1e-5, 3

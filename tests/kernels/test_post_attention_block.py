@@ -18,8 +18,8 @@ from rjax.pallas_kernels.layer.post_attention_block.kernel import (
     refusal,
 )
 from rjax.pallas_kernels.layer.post_attention_block.sizes import BlockSizes
-from rjax.pallas_kernels.mosaic_emit import num_sms
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.mosaic.emit import num_sms
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual.add_rms_norm import add_rms_norm
 
 EPS = 1e-6

@@ -16,7 +16,7 @@ from rjax.pallas_kernels.gemm.few_bits import (
 )
 from rjax.pallas_kernels.gemm.few_bits.config import GemmConfig, GemmShape, configs
 from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual.base import add_rms_norm
 from tests.crossed import crossed
 

@@ -16,7 +16,7 @@ from rjax.models.sharding import single_device_mesh
 from rjax.pallas_kernels.gemm.base import PLAIN_KERNELS, LinearProblem
 from rjax.pallas_kernels.gemm.few_bits import norm_quantise, quantised_gemm, quantised_rows, upcast
 from rjax.pallas_kernels.gemm.few_bits.kernels import KERNELS
-from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.pending import Partial, reduced
 from rjax.pallas_kernels.residual import base as xla_norm
 from rjax.worker.kernels import Dispatcher
 from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding

@@ -22,9 +22,8 @@ from rjax.pallas_kernels.gemm.few_bits import (
 from rjax.pallas_kernels.gemm.few_bits.config import GemmConfig
 from rjax.pallas_kernels.gemm.few_bits.quantised_row import QuantisedRow
 from rjax.pallas_kernels.gemm.gemv_row import MergedRow, NormedRow, StoredRow
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 from rjax.pallas_kernels.residual import base as norm
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.pallas_kernels.weight import ScaledLayout
 
 # (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, odd sizes

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.pending import Partial, reduced
 from rjax.pallas_kernels.rope_and_cache import base as xla
 from rjax.pallas_kernels.rope_and_cache import mosaic
 

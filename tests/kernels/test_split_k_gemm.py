@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rjax.pallas_kernels.gemm import base, split_k_gemm
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual import add_rms_norm as mosaic_norm
 from rjax.pallas_kernels.residual import base as xla_norm
 from rjax.pallas_kernels.rope_and_cache import base as xla_write

@@ -16,8 +16,8 @@ from rjax import models
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models.quantising import choose_settings, quantise_checkpoint
 from rjax.models.rope import halves_of_pairs
+from rjax.pallas_kernels.pending import UnmergedAttention
 from rjax.pallas_kernels.rope_and_cache.base import rotate
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.kv_cache import page_bytes
 
 GOLDENS = Path(__file__).parent.parent / "golden" / "experts"

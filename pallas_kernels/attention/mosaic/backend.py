@@ -30,12 +30,12 @@ from rjax.pallas_kernels.attention.options import apply_sinks, check_per_head
 from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
+from rjax.pallas_kernels.attention.relay_fusion.mosaic import merge_in_place, merge_rows
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.fp8 import Scales, check_scales
 from rjax.pallas_kernels.kernel import DeviceInfo, supports
-from rjax.pallas_kernels.mosaic_emit import num_sms
-from rjax.pallas_kernels.relay_fusion.mosaic import merge_in_place, merge_rows
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.mosaic.emit import num_sms
+from rjax.pallas_kernels.pending import UnmergedAttention
 
 _COMPUTE_CAPABILITIES = (9,)  # wgmma exists on Hopper only
 _SMALL_PAGES = (16, 32)

@@ -31,7 +31,7 @@ from rjax.pallas_kernels.attention.mosaic.fragments import (
     store_number,
     write_words,
 )
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     GLOBAL,
     SCALAR,
     add,

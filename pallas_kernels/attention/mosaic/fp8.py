@@ -25,7 +25,7 @@ from jaxlib.mlir.dialects import arith, llvm, memref
 from rjax.pallas_kernels.attention.mosaic.config import KV_TILE
 from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile
 from rjax.pallas_kernels.attention.mosaic.fragments import extract, pair_type
-from rjax.pallas_kernels.mosaic_emit import SCALAR, i32, i32_type
+from rjax.pallas_kernels.mosaic.emit import SCALAR, i32, i32_type
 
 _WGMMA_8BIT = plgpu.Layout.WGMMA_8BIT
 _MIN_ABS_MAX = 2.0**-100  # so that rows of zeros do not divide by zero

@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
 from rjax.pallas_kernels.attention.mosaic.config import WGMMA_M
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     GLOBAL,
     SCALAR,
     SHARED,

@@ -43,7 +43,7 @@ from rjax.pallas_kernels.attention.mosaic.tile_scheduler import (
     TileScheduler,
     WorkTile,
 )
-from rjax.pallas_kernels.mosaic_emit import begin_kernel
+from rjax.pallas_kernels.mosaic.emit import begin_kernel
 
 _CTA_AXIS, _WARPGROUP_AXIS = "cta", "wg"
 _CONSUMER_REGISTERS = 232  # a thread

@@ -28,7 +28,7 @@ from rjax.pallas_kernels.attention.mosaic.config import (
 )
 from rjax.pallas_kernels.attention.mosaic.cta import Cta, KVPipeline, specialize
 from rjax.pallas_kernels.attention.mosaic.tile_scheduler import WorkListShape, WorkTile
-from rjax.pallas_kernels.tma_copy import evict_first
+from rjax.pallas_kernels.mosaic.tma_copy import evict_first
 
 _REGISTERS = 40  # a thread; the consumers take the others
 

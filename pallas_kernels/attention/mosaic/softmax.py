@@ -27,7 +27,7 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 
 from rjax.pallas_kernels.attention.mosaic.config import KV_TILE, WGMMA_M, KernelConfig
 from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
-from rjax.pallas_kernels.mosaic_emit import SCALAR
+from rjax.pallas_kernels.mosaic.emit import SCALAR
 
 _PARTIAL_SUMS = 8  # of a row, two a thread: threads add theirs up only at the end of a work tile
 INITIAL_MAX = -1e30

@@ -54,7 +54,7 @@ from rjax.pallas_kernels.attention.mosaic.softmax import (
     round_to_whole,
     soft_cap_scores,
 )
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     SHARED,
     add,
     address,

@@ -23,7 +23,7 @@ from jaxtyping import Array, Int
 
 from rjax.pallas_kernels.attention.mosaic.config import KV_TILE, WGMMA_M
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan, WorkList, merge_destinations
-from rjax.pallas_kernels.mosaic_emit import num_sms
+from rjax.pallas_kernels.mosaic.emit import num_sms
 
 NUM_FIELDS = 8
 (

@@ -11,13 +11,13 @@ from jaxtyping import Array, Float, Int
 from rjax.pallas_kernels.attention.backend import AttentionShape
 from rjax.pallas_kernels.attention.options import apply_sinks, check_per_head
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
+from rjax.pallas_kernels.attention.relay_fusion.triton import merge_in_place
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.attention.triton.config import BLOCK_M, Tiling, tiling
 from rjax.pallas_kernels.attention.triton.kernel import attention_kernel
 from rjax.pallas_kernels.attention.triton.pack import PackedPlan, pack_plan
 from rjax.pallas_kernels.attention.triton.refusal import shape_refusal
 from rjax.pallas_kernels.fp8 import Scales, check_scales
-from rjax.pallas_kernels.relay_fusion.triton import merge_in_place
 
 
 def paged_attention(

@@ -34,11 +34,13 @@ def _installation_refusal() -> str | None:
     try:
         import jax_triton
     except ImportError as error:
-        return f"jax-triton cannot be imported ({error}); run: {_INSTALL}"
+        return f'jax-triton cannot be imported ({error}); run: pip install "jax-triton<0.4"'
     if jax_triton.__version_info__ >= _TOO_NEW:
-        return f"jax-triton is {jax_triton.__version__}, which is called otherwise; run: {_INSTALL}"
+        found = jax_triton.__version__
+        return (
+            f'jax-triton is {found}, which is called otherwise; run: pip install "jax-triton<0.4"'
+        )
     return None
 
 
 _TOO_NEW = (0, 4)
-_INSTALL = 'pip install "jax-triton<0.4"'

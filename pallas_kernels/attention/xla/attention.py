@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rjax.pallas_kernels.attention.options import apply_sinks, check_per_head, check_shapes
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan, WorkList
+from rjax.pallas_kernels.attention.relay_fusion.xla import relay_fusion
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.fp8 import Scales, check_scales, scales_at
-from rjax.pallas_kernels.relay_fusion.xla import relay_fusion
 
 _BLOCK_BYTES = 4 << 20  # gathered KV held at once; about the last-level cache of one core
 

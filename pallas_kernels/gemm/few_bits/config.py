@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from rjax.pallas_kernels.mosaic_emit import num_sms
+from rjax.pallas_kernels.mosaic.emit import num_sms
 
 WGMMA_M = 64  # outputs of a warpgroup
 MAX_TILE_ROWS = 128

@@ -12,7 +12,7 @@ from rjax.pallas_kernels.gemm.few_bits.norm_quantise import add_rms_norm_quantis
 from rjax.pallas_kernels.gemm.few_bits.quantised_gemm import MAX_ROWS_OF_CHANNELS
 from rjax.pallas_kernels.gemm.few_bits.quantised_rows import QuantisedRows, channels_refusal
 from rjax.pallas_kernels.kernel import HOPPER, Kernel
-from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.pending import Partial, reduced
 
 
 def fp8_dot(

@@ -20,6 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 from jaxtyping import Array
 
+from rjax.pallas_kernels.attention.relay_fusion.mosaic import merge_entries, merge_vector
 from rjax.pallas_kernels.gemm.base import LinearProblem, streaming_kernel
 from rjax.pallas_kernels.gemm.few_bits import quantised_gemm
 from rjax.pallas_kernels.gemm.few_bits.quantised_rows import (
@@ -30,10 +31,8 @@ from rjax.pallas_kernels.gemm.few_bits.quantised_rows import (
     quantised_shapes,
 )
 from rjax.pallas_kernels.gemm.gemv_row import read_chunk, reduce_warpgroup, strided
-from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, begin_kernel, store_strided
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.relay_fusion.mosaic import merge_entries, merge_vector
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.mosaic.emit import SCALAR, THREADS, begin_kernel, store_strided
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 
 _MAX_WARPGROUPS = 4  # of a CTA: with more, a thread has too few registers for its loads
 

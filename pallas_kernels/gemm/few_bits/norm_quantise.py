@@ -20,8 +20,8 @@ from rjax.pallas_kernels.gemm.few_bits.quantised_rows import (
     refusal,
     store_quantised,
 )
-from rjax.pallas_kernels.mosaic_emit import begin_kernel, store_strided, widest_vector
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.mosaic.emit import begin_kernel, store_strided, widest_vector
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual import add_rms_norm
 
 

@@ -10,14 +10,13 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.attention.relay_fusion.mosaic import merge_rows
 from rjax.pallas_kernels.gemm.base import LinearProblem, streaming_kernel
 from rjax.pallas_kernels.gemm.few_bits import quantised_gemm
 from rjax.pallas_kernels.gemm.few_bits.quantised_row import QuantisedRow
 from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.gemm.gemv_row import MAX_ROW_COLUMNS, MergedRow, NormedRow, RowSource
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.relay_fusion.mosaic import merge_rows
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 
 
 def norm_quantised_gemm(

@@ -21,7 +21,7 @@ from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.gemm.few_bits.scales import PROMOTION
 from rjax.pallas_kernels.gemm.few_bits.stream import gemm_shape, store_transposed, stream_gemm
 from rjax.pallas_kernels.gemm.gemv_row import RowSource, StoredRow
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.weight import ScaledLayout
 
 MAX_ROWS_OF_CHANNELS = 64

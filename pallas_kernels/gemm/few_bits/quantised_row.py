@@ -28,8 +28,8 @@ from rjax.pallas_kernels.gemm.gemv_row import (
     reduce_warpgroup,
     strided,
 )
-from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.mosaic.emit import SCALAR, THREADS
+from rjax.pallas_kernels.pending import Partial
 
 # With more, ptxas takes more than 128 registers for a norm that is quantised.
 _FEW_SUMMANDS, _FEW_COLUMNS = 2, 4096

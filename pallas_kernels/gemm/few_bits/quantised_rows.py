@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.gemm.base import LinearProblem
-from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided, widest_vector
+from rjax.pallas_kernels.mosaic.emit import THREADS, begin_kernel, store_strided, widest_vector
 
 GROUP = 128
 """Inputs that share a scale in grouped activations."""

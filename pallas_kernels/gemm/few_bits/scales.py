@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from rjax.pallas_kernels.gemm.few_bits.config import WGMMA_M
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     SCALAR,
     THREADS,
     add,

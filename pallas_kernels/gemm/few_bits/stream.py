@@ -46,9 +46,9 @@ from rjax.pallas_kernels.gemm.few_bits.quantised_rows import GROUP, QuantisedRow
 from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.gemm.few_bits.scales import Scales
 from rjax.pallas_kernels.gemm.gemv_row import RowSource, SmemRow
-from rjax.pallas_kernels.mosaic_emit import SCALAR, begin_kernel
-from rjax.pallas_kernels.pipeline import Pipeline
-from rjax.pallas_kernels.tma_copy import evict_first
+from rjax.pallas_kernels.mosaic.emit import SCALAR, begin_kernel
+from rjax.pallas_kernels.mosaic.pipeline import Pipeline
+from rjax.pallas_kernels.mosaic.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
 

@@ -42,7 +42,7 @@ from rjax.pallas_kernels.layer.one_row.threads import (
     thread,
     warp,
 )
-from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
+from rjax.pallas_kernels.mosaic.emit import add, div, i32, mul, rem
 
 _LOWEST = -1e30  # of a score; less than any, and finite
 _WARP = 32

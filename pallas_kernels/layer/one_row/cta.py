@@ -28,10 +28,10 @@ from rjax.pallas_kernels.layer.one_row.smem_row import Row
 from rjax.pallas_kernels.layer.one_row.stage_scales import arrive_after_copies
 from rjax.pallas_kernels.layer.one_row.tables import TablePlaces, tables
 from rjax.pallas_kernels.layer.one_row.threads import CONSUMERS, await_prefetch, prefetch, simt
-from rjax.pallas_kernels.mosaic_emit import add, address, i32, mul
-from rjax.pallas_kernels.pipeline import Pipeline
-from rjax.pallas_kernels.tma_copy import evict_first
-from rjax.pallas_kernels.words import EMPTY, store_words
+from rjax.pallas_kernels.mosaic.emit import add, address, i32, mul
+from rjax.pallas_kernels.mosaic.pipeline import Pipeline
+from rjax.pallas_kernels.mosaic.tma_copy import evict_first
+from rjax.pallas_kernels.mosaic.words import EMPTY, store_words
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -41,8 +41,8 @@ from rjax.pallas_kernels.layer.one_row.threads import (
     warp,
 )
 from rjax.pallas_kernels.layer.one_row.widen import row_pair, row_words, slots, widened
-from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
-from rjax.pallas_kernels.words import load_vector
+from rjax.pallas_kernels.mosaic.emit import add, div, i32, mul, rem
+from rjax.pallas_kernels.mosaic.words import load_vector
 
 BATCHES = (2, 1)
 """Numbers of stages that are multiplied at once, so that their loads overlap."""

@@ -30,8 +30,8 @@ from rjax.pallas_kernels.layer.one_row.threads import (
     thread,
     warp,
 )
-from rjax.pallas_kernels.mosaic_emit import add, div, i32_type, mul, rem
-from rjax.pallas_kernels.words import load_vector
+from rjax.pallas_kernels.mosaic.emit import add, div, i32_type, mul, rem
+from rjax.pallas_kernels.mosaic.words import load_vector
 
 MMA_COLUMNS, _MMA_DEPTH = 16, 16
 WARPS_ACROSS = TILE // MMA_COLUMNS

@@ -46,9 +46,9 @@ from rjax.pallas_kernels.layer.one_row.weights import (
     few_bit_refusal,
     scale_rows,
 )
-from rjax.pallas_kernels.mosaic_emit import begin_kernel, num_sms
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.words import EMPTY
+from rjax.pallas_kernels.mosaic.emit import begin_kernel, num_sms
+from rjax.pallas_kernels.mosaic.words import EMPTY
+from rjax.pallas_kernels.pending import Partial
 
 _WARPGROUPS = CONSUMERS // 128
 _SMEM_BYTES = 220 * 1024  # of 227 KB; Pallas and the barriers need some
@@ -78,7 +78,7 @@ class PartialSumBuffer:
     def empty(cls, sizes: LayerSizes) -> "PartialSumBuffer":
         """The words before the first launch of a step, which empties ``other`` whatever it holds.
 
-        Its zeros keep the two arrays apart: see `mosaic_emit`, "Arrays that a kernel writes".
+        Its zeros keep the two arrays apart: see `mosaic.emit`, "Arrays that a kernel writes".
         """
         current = jnp.full(sizes.words, EMPTY, jnp.int32)
         return cls(current, jnp.zeros_like(current))

@@ -33,7 +33,7 @@ from rjax.pallas_kernels.layer.one_row.threads import (
     thread,
     total,
 )
-from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
+from rjax.pallas_kernels.mosaic.emit import add, div, i32, mul, rem
 
 _RUN = 4  # neighbours that a thread computes
 

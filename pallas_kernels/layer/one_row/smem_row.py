@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from rjax.pallas_kernels.layer.one_row.threads import across, equal, f32, lane, store
-from rjax.pallas_kernels.mosaic_emit import add, div, i32, i32_type, mul
+from rjax.pallas_kernels.mosaic.emit import add, div, i32, i32_type, mul
 
 GROUP = 128
 """Numbers that have one power: those that a warp stores, four a lane."""

@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from rjax.pallas_kernels.layer.one_row.sizes import TILE
 from rjax.pallas_kernels.layer.one_row.smem_row import GROUP
 from rjax.pallas_kernels.layer.one_row.threads import equal, load, select, shared_address
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     SCALAR,
     add,
     address,
@@ -30,7 +30,7 @@ from rjax.pallas_kernels.mosaic_emit import (
     rem,
     thread_index,
 )
-from rjax.pallas_kernels.tma_copy import last_copy_barrier
+from rjax.pallas_kernels.mosaic.tma_copy import last_copy_barrier
 
 STAGE_COLUMNS = 2 * TILE
 """Columns of the two blocks of a stage."""

@@ -26,7 +26,7 @@ from rjax.pallas_kernels.layer.one_row.threads import (
     store,
     thread,
 )
-from rjax.pallas_kernels.mosaic_emit import add, i32, mul
+from rjax.pallas_kernels.mosaic.emit import add, i32, mul
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

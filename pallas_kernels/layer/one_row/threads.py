@@ -18,7 +18,7 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 from jaxlib.mlir.dialects import math as mlir_math
 
 from rjax.pallas_kernels.layer.one_row.sizes import TILE
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     SCALAR,
     THREADS,
     add,
@@ -29,7 +29,7 @@ from rjax.pallas_kernels.mosaic_emit import (
     mul,
     rem,
 )
-from rjax.pallas_kernels.words import load_vector, poll_words, store_vector, store_words
+from rjax.pallas_kernels.mosaic.words import load_vector, poll_words, store_vector, store_words
 
 CONSUMERS = 256
 WARPS = 8

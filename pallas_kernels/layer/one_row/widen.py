@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from rjax.pallas_kernels.gemm.few_bits.interleaving import PAIRS, PAIRS_OF_BYTES
 from rjax.pallas_kernels.layer.one_row.threads import thread
-from rjax.pallas_kernels.mosaic_emit import add, i32, i32_type, mul
+from rjax.pallas_kernels.mosaic.emit import add, i32, i32_type, mul
 
 _BOTH_HALVES = 0x00010001
 _BIASED_BYTES = 0x64646464  # upper bytes of float16: with a byte below, 1024 + it

@@ -22,9 +22,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
 from rjax.pallas_kernels.layer.post_attention_block.sizes import WGMMA_M, BlockSizes, Product
-from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, thread_index
-from rjax.pallas_kernels.pipeline import Pipeline
-from rjax.pallas_kernels.tma_copy import evict_first
+from rjax.pallas_kernels.mosaic.emit import SCALAR, THREADS, thread_index
+from rjax.pallas_kernels.mosaic.pipeline import Pipeline
+from rjax.pallas_kernels.mosaic.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
 

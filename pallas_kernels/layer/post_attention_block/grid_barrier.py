@@ -19,8 +19,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 from jaxtyping import Array, Int32
 
-from rjax.pallas_kernels.mosaic_emit import THREADS, address, i32, i32_type, thread_index
-from rjax.pallas_kernels.words import count_poll, load_vector, store_words
+from rjax.pallas_kernels.mosaic.emit import THREADS, address, i32, i32_type, thread_index
+from rjax.pallas_kernels.mosaic.words import count_poll, load_vector, store_words
 
 _PROXY_FENCE = "fence.proxy.async.global;"  # without .global it waits for all stores of the thread
 
@@ -46,7 +46,7 @@ class GridBarrier:
     def empty(cls) -> "GridBarrier":
         """The counters before the first launch of a step, which clears ``other`` whatever it holds.
 
-        Its ones keep the two arrays apart: see `mosaic_emit`, "Arrays that a kernel writes".
+        Its ones keep the two arrays apart: see `mosaic.emit`, "Arrays that a kernel writes".
         """
         return cls(jnp.zeros(COUNTERS, jnp.int32), jnp.ones(COUNTERS, jnp.int32))
 

@@ -39,15 +39,15 @@ from rjax.pallas_kernels.layer.post_attention_block.grid_barrier import (
     wait_for,
 )
 from rjax.pallas_kernels.layer.post_attention_block.sizes import WGMMA_M, BlockSizes, Product
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     THREADS,
     begin_kernel,
     num_sms,
     store_strided,
     widest_vector,
 )
-from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.pipeline import Pipeline
+from rjax.pallas_kernels.mosaic.pipeline import Pipeline
+from rjax.pallas_kernels.pending import Partial
 from rjax.pallas_kernels.residual.add_rms_norm import normed_row
 
 ROWS = (8, 16)

@@ -10,7 +10,7 @@ Source: the low-latency protocol of NCCL.
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 
-from rjax.pallas_kernels.mosaic_emit import add, i32, i32_type
+from rjax.pallas_kernels.mosaic.emit import add, i32, i32_type
 
 EMPTY = -(2**31)
 """An unwritten word, as int32: the bits of -0.0."""

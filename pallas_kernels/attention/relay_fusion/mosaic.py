@@ -23,14 +23,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float, Int
 
-from rjax.pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic.emit import (
     SCALAR,
     THREADS,
     begin_kernel,
     store_strided,
     thread_index,
 )
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.pending import UnmergedAttention
 
 _MAX_VECTOR = 8  # elements per thread: 16 bytes of bf16
 _SMALL_BATCH, _LARGE_BATCH = 18, 24  # partial results whose loads are in flight at once
