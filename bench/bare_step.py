@@ -16,7 +16,7 @@ from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_roofline import DecodeCase
 from rjax.pallas_kernels.attention.plan.host import plan_attention
 from rjax.worker.programs.keys import step_key
-from rjax.worker.step_input import StepInput
+from rjax.worker.step_input import GroupInput, StepInput
 from rjax.worker.step_shape import StepShape
 from rjax.worker.worker import Worker
 
@@ -37,7 +37,7 @@ def time_bare_step(llm: Any, case: DecodeCase) -> BareStep | None:
     """Time a greedy step of ``case.batch`` sequences at the end of their tokens.
 
     Returns:
-        None for a model whose layers are in page groups: this input has one page table a sequence.
+        None for a model with windows: this input has one page table a sequence.
 
     Raises:
         ValueError: the pool is too small.
@@ -45,7 +45,7 @@ def time_bare_step(llm: Any, case: DecodeCase) -> BareStep | None:
     worker: Worker = llm.engine._worker
     llm.reset_prefix_cache()
     shape = worker.shapes.choose(rows=case.batch, seqs=case.batch)
-    if shape.groups is not None:
+    if shape.groups.windows != (None,):
         return None
     step = worker._runner.programs.get(step_key(shape))
     packed = worker._runner.layouts[shape].pack(_input(case, shape, worker))
@@ -83,7 +83,7 @@ def _input(case: DecodeCase, shape: StepShape, worker: Worker) -> StepInput:
         np.arange(B + 1, dtype=np.int32),
         np.full(B, case.context, np.int32),
         page_size=S,
-        shape=shape.plan,
+        shape=shape.plans[0],
         sharing=worker.input_builder.sharing,
     )
 
@@ -93,14 +93,15 @@ def _input(case: DecodeCase, shape: StepShape, worker: Worker) -> StepInput:
     def sequences(values: np.ndarray) -> np.ndarray:
         return np.pad(values, (0, shape.seqs - B))
 
+    kv_slots = rows(table[:, last // S] * S + last % S)
+    table = np.pad(table, ((0, shape.seqs - B), (0, 0)))
     return StepInput(
         tokens=np.zeros(shape.rows, np.int32),
         token_slot=rows(every),
         positions=rows(np.full(B, last, np.int32)),
-        kv_slots=rows(table[:, last // S] * S + last % S),
-        page_table=np.pad(table, ((0, shape.seqs - B), (0, 0))),
+        groups=(GroupInput((kv_slots,), (table,), None, plan),),
         sample_row=sequences(every),
         slots=sequences(every),
         live=sequences(np.ones(B, np.int32)),
-        plan=plan,
+        table_pages=shape.table_pages,
     )

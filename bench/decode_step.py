@@ -44,6 +44,7 @@ from bench.decode_rows import EXPERTS, FEW_ROWS, GROWTH, TABLE, Row, tensor_para
 from bench.kernel_profile import kernel_times
 from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_roofline import DecodeCase, roofline_seconds
+from rjax.batch.page_groups import one_group
 from rjax.benchmarks.figures import lines
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.options import whole
@@ -63,7 +64,7 @@ from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.programs.cache import compiler_options
 from rjax.worker.programs.keys import StepPrograms, multi_step_key, step_key
 from rjax.worker.step import StepResult, StepState
-from rjax.worker.step_input import PackedLayouts, StepInput
+from rjax.worker.step_input import GroupInput, PackedLayouts, StepInput
 from rjax.worker.step_shape import StepFeatures, StepShape
 
 COLUMNS = {
@@ -95,6 +96,7 @@ def step_shape(
     case: DecodeCase,
     backend: Backend,
     *,
+    num_layers: int,
     page_size: int,
     relay: str,
     max_model_len: int | None = None,
@@ -109,7 +111,8 @@ def step_shape(
         coalesce=relay == "auto",
         unpadded_rows=case.batch,
     )
-    return StepShape(rows, case.batch, -(-longest // page_size), page_size, plan)
+    groups = one_group(num_layers)
+    return StepShape(rows, case.batch, -(-longest // page_size), page_size, groups, (plan,))
 
 
 class Bench:
@@ -169,6 +172,7 @@ class Bench:
         shape = step_shape(
             case,
             self.backend,
+            num_layers=self.config.num_layers,
             page_size=self.page_size,
             relay=self.relay,
             max_model_len=self.max_model_len,
@@ -178,7 +182,7 @@ class Bench:
         programs = StepPrograms(*model, self.backend, self.mesh, PackedLayouts())
         key = multi_step_key(shape, features) if several else step_key(shape)
         batch = self._input(case, shape)
-        state = self._state(case.batch, int(batch.page_table.max()) + 1)
+        state = self._state(case.batch, int(batch.groups[0].pages[0].max()) + 1)
         packed = programs.layouts[shape].pack(batch)
         if several:
             packed = np.stack([packed] * self.num_decode_steps)
@@ -204,21 +208,21 @@ class Bench:
             np.arange(B + 1, dtype=np.int32),
             context,
             page_size=S,
-            shape=shape.plan,
+            shape=shape.plans[0],
             sharing=modes[self.relay],
         )
         last, every = context - 1, np.arange(B, dtype=np.int32)
         padding = (0, shape.rows - B)
+        kv_slots = np.pad(table[every, last // S] * S + last % S, padding, constant_values=-1)
         return StepInput(
             tokens=np.zeros(shape.rows, np.int32),
             token_slot=np.pad(every, padding, constant_values=-1),
             positions=np.pad(last, padding, constant_values=-1),
-            kv_slots=np.pad(table[every, last // S] * S + last % S, padding, constant_values=-1),
-            page_table=table,
+            groups=(GroupInput((kv_slots,), (table,), None, plan),),
             sample_row=every,
             slots=every,
             live=np.ones(B, np.int32),
-            plan=plan,
+            table_pages=shape.table_pages,
         )
 
     def _state(self, rows: int, pages: int) -> StepState:

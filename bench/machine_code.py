@@ -92,7 +92,9 @@ def lowered_step(
     )
     if without is not None:
         backend = dataclasses.replace(backend, dispatcher=backend.dispatcher.without(without))
-    shape = step_shape(case, backend, page_size=page_size, relay="auto")
+    shape = step_shape(
+        case, backend, num_layers=config.num_layers, page_size=page_size, relay="auto"
+    )
     graph, weights = nnx.split(nnx.eval_shape(lambda: init_model(config, dtype=dtype)))
     leaves, tree = jax.tree.flatten(weights)
     layout, features = PackedLayout(shape), StepFeatures("greedy")

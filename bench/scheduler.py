@@ -26,7 +26,7 @@ import numpy as np
 from bench.command_line import run
 from rjax.api.request_runner import freeze_gc_heap
 from rjax.batch.dispatched_step import DispatchedStep
-from rjax.batch.page_groups import PageGroups
+from rjax.batch.page_groups import PageGroups, one_group
 from rjax.batch.page_hash import PageHashes, root_key
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
@@ -57,15 +57,15 @@ class HostOnlyWorker:
     num_decode_steps = 1
 
     def __init__(self, limits: StepLimits, window: int | None) -> None:
-        groups = None
+        groups = one_group(1)
         if window is not None:
             groups = PageGroups((None, window), ((0, 0), (1, 0)))
-        self.pool = PoolSize(PAGES, 1, (None,) if groups is None else groups.windows)
+        self.pool = PoolSize(PAGES, 1, groups.windows)
         self.shapes = ShapeTable(
             limits=limits,
             max_model_len=LENGTH,
             page_size=PAGE_SIZE,
-            plan_shape=lambda rows, seqs, _, window=None: PlanShape(
+            plan_shape=lambda rows, seqs, _, window: PlanShape(
                 rows, seqs, LENGTH, min(32, rows), SPLIT, _POLICY, window
             ),
             padded_rows=lambda rows: rows,

@@ -10,8 +10,22 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 _MAX_GROUPS = 8  # page tables of a sequence
+
+
+class GroupKind(NamedTuple):
+    """The page groups first to stop - 1, whose KV lives equally long.
+
+    Attributes:
+        window: sliding window of their layers, in tokens; None without end.
+        first, stop: numbers of the groups.
+    """
+
+    window: int | None
+    first: int
+    stop: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,8 +33,9 @@ class PageGroups:
     """The page groups of a model.
 
     Attributes:
-        windows: sliding window of each group, in tokens; None for full attention. Groups with equal
-            windows are neighbours, and the first group is the only one with its window.
+        windows: sliding window of each group, in tokens; None without end, for full attention.
+            Groups with equal windows are neighbours, and the first group is the only one with its
+            window.
         layers: (group, index of its K and V arrays) of each layer.
     """
 
@@ -33,27 +48,33 @@ class PageGroups:
         return 1 + max(pool for _, pool in self.layers)
 
     @property
-    def kinds(self) -> tuple[tuple[int | None, int, int], ...]:
-        """(window, first group, group after the last) of the groups with equal windows."""
-        found, first = [], 0
+    def kinds(self) -> tuple[GroupKind, ...]:
+        """The groups with equal windows, in the order of the groups."""
+        kinds, first = [], 0
         for window, members in itertools.groupby(self.windows):
             stop = first + len(list(members))
-            found.append((window, first, stop))
+            kinds.append(GroupKind(window, first, stop))
             first = stop
-        return tuple(found)
+        return tuple(kinds)
 
     def layers_of(self, window: int | None) -> int:
         """Number of layers with this window."""
         return sum(self.windows[group] == window for group, _ in self.layers)
 
 
+def one_group(num_layers: int) -> PageGroups:
+    """All layers in one group without end."""
+    return PageGroups((None,), tuple((0, layer) for layer in range(num_layers)))
+
+
 def page_groups(
     windows: tuple[int | None, ...], *, page_size: int, max_model_len: int
-) -> PageGroups | None:
-    """The page groups of a model, or None if all layers should share their pages.
+) -> PageGroups:
+    """The page groups of a model.
 
-    They should if no window is shorter than a sequence, or if a sequence of full length takes no
-    less memory in groups: all groups are as large as the largest, and a smaller one wastes memory.
+    All layers share one group without end if no window is shorter than a sequence, or if a sequence
+    of full length takes no less memory in several groups: all are as large as the largest, and a
+    smaller one wastes memory.
 
     Args:
         windows: sliding window of each layer, in tokens; None for full attention.
@@ -65,7 +86,7 @@ def page_groups(
         short = window is not None and window < max_model_len
         kinds.setdefault(window if short else None, []).append(layer)
     if kinds.keys() <= {None}:
-        return None
+        return one_group(len(windows))
     first = None if None in kinds else min(kinds, key=lambda window: len(kinds[window]))
     order = sorted(kinds, key=lambda window: (window != first, window or 0))
 
@@ -81,7 +102,7 @@ def page_groups(
     sizes = [size for size in sizes if len(divided(size)) <= max(_MAX_GROUPS, len(kinds))]
     size = min(sizes, key=lambda size: (size * pages(divided(size)), len(divided(size))))
     if size * pages(divided(size)) >= len(windows) * pages([None]):
-        return None
+        return one_group(len(windows))
     found = divided(size)
     layers = {}
     for window in order:

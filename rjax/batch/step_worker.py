@@ -25,12 +25,12 @@ class PoolSize:
     Attributes:
         num_pages: number of pages of all page groups together.
         page_bytes: bytes of one page over the layers of a page group, K and V together.
-        windows: sliding window of each page group, in tokens; None for full attention.
+        windows: sliding window of each page group, in tokens; None without end.
     """
 
     num_pages: int
     page_bytes: int
-    windows: tuple[int | None, ...] = (None,)
+    windows: tuple[int | None, ...]
 
 
 @runtime_checkable

@@ -6,11 +6,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from rjax.batch.page_groups import one_group
 from rjax.functional.setup import Setup
 from rjax.functional.state import DecodeState
 from rjax.pallas_kernels.attention.plan.device import plan_on_device
 from rjax.worker.paged_operations import PagedOperations
-from rjax.worker.step_input import StepInput
+from rjax.worker.step_input import GroupInput, StepInput
 
 
 def prefill(
@@ -61,7 +62,9 @@ def _extend(
     table, counts, fits, used = _take_pages(setup, state, counts)
     lengths = state.lengths + counts
     step = _step_input(setup, tokens, table, counts, lengths)
-    operations = PagedOperations(state.k_pages, state.v_pages, step, setup.backend, setup.mesh)
+    groups = one_group(len(state.k_pages))
+    pools = state.k_pages, state.v_pages
+    operations = PagedOperations(*pools, step, groups, setup.backend, setup.mesh)
     model = nnx.merge(setup.graph, weights)
     hidden = model(step.tokens, step.positions, operations)
     last = jnp.arange(B) * Q + jnp.maximum(counts - 1, 0)
@@ -122,15 +125,15 @@ def _step_input(
         shape=setup.plan_shape(B * Q, B),
         sharing=setup.relay,
     )
+    kv_slots = jnp.where(live, page * S + position % S, -1).ravel()
     nothing = jnp.zeros(B, jnp.int32)
     return StepInput(
         tokens=tokens.ravel(),
         token_slot=jnp.full(B * Q, -1, jnp.int32),
         positions=jnp.where(live, position, -1).ravel(),
-        kv_slots=jnp.where(live, page * S + position % S, -1).ravel(),
-        page_table=jnp.maximum(table, 0),
+        groups=(GroupInput((kv_slots,), (jnp.maximum(table, 0),), None, plan),),
         sample_row=nothing,
         slots=nothing,
         live=nothing,
-        plan=plan,
+        table_pages=table.shape[1],
     )

@@ -62,6 +62,7 @@ class DeviceState:
 
 def make_step_state(
     model: ModelConfig,
+    groups: PageGroups,
     *,
     num_pages: int,
     page_size: int,
@@ -69,10 +70,9 @@ def make_step_state(
     kv_dtype: jnp.dtype,
     mesh: Mesh,
     peers: Peers | None = None,
-    groups: PageGroups | None = None,
 ) -> StepState:
     """Empty pools and empty slots on the devices of the mesh, and its exchange buffers."""
-    k_pages, v_pages = make_pools(model, num_pages, page_size, kv_dtype, mesh, groups)
+    k_pages, v_pages = make_pools(model, groups, num_pages, page_size, kv_dtype, mesh)
     sampling, last_tokens = jax.device_put(
         (init_state(num_slots, model.vocab_size), jnp.zeros(num_slots, jnp.int32)),
         NamedSharding(mesh, PartitionSpec()),

@@ -1,34 +1,34 @@
 """A step as the layers of each page group see it."""
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax.numpy as jnp
+from jaxtyping import Int
 
-from rjax.worker.step_input import StepInput
+from rjax.worker.step_input import IntArray, StepInput
 
 
 class GroupView(NamedTuple):
-    """A step with the page table of one page group, and its plan as the backend prepared it."""
+    """The rows of a step and the pages of one page group.
 
-    step: StepInput
-    plan: Any
-
-
-def group_views(step: StepInput, prepare: Callable[..., Any]) -> tuple[GroupView, ...]:
-    """The view of each page group; groups with equal windows share a plan.
-
-    Args:
-        step: the batch.
-        prepare: maps (plan, positions) to the plan that attention takes.
+    Attributes:
+        positions: position of each row in its sequence; -1 for padding.
+        kv_slots: KV index of each row, as in `GroupInput`.
+        page_table: page ids of each sequence.
     """
-    first = dataclasses.replace(step, windows=())
-    views = [GroupView(first, prepare(step.plan, step.positions))]
-    for window in step.windows:
-        plan = prepare(window.plan, step.positions)
-        tables = window.page_tables(step.page_table.shape[1])
-        for table, kv_slots in zip(tables, jnp.asarray(window.kv_slots), strict=True):
-            view = dataclasses.replace(first, page_table=table, kv_slots=kv_slots)
-            views.append(GroupView(view, plan))
-    return tuple(views)
+
+    positions: Int[IntArray, " T"]
+    kv_slots: Int[IntArray, " T"]
+    page_table: Int[IntArray, "B M"]
+
+
+def group_views(step: StepInput) -> tuple[GroupView, ...]:
+    """The view of each page group."""
+    return tuple(
+        [
+            GroupView(step.positions, kv_slots, table)
+            for group in step.groups
+            for kv_slots, table in zip(
+                group.kv_slots, group.page_tables(step.table_pages), strict=True
+            )
+        ]
+    )

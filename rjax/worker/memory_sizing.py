@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rjax.batch.page_groups import PageGroups, pages_held, tokens_held
+from rjax.batch.page_groups import pages_held, tokens_held
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize
 from rjax.config import CacheSettings
@@ -36,15 +36,14 @@ def size_pool(
     limits: StepLimits,
     kv_dtype: jnp.dtype,
     mesh: Mesh,
-    groups: PageGroups | None = None,
 ) -> PoolSize:
     """The pool of ``settings.num_pages`` pages, or the largest that fits.
 
     Raises:
         OutOfMemoryError: it does not fit, or cannot hold a sequence of full length.
     """
-    bytes_per_page = page_bytes(model, settings.page_size, kv_dtype, groups)
-    windows = (None,) if groups is None else groups.windows
+    bytes_per_page = page_bytes(model, largest.groups, settings.page_size, kv_dtype)
+    windows = largest.groups.windows
     device = mesh.devices.flat[0]
     if settings.num_pages is not None:
         pool = PoolSize(settings.num_pages, bytes_per_page, windows)
@@ -81,7 +80,7 @@ def fit_pool(
     num_devices: int,
     utilization: float,
     workspace_bytes: int,
-    windows: tuple[int | None, ...] = (None,),
+    windows: tuple[int | None, ...],
 ) -> PoolSize:
     """Size the pool by the memory that the weights and the largest step leave.
 
@@ -105,7 +104,7 @@ def fit_pool(
         num_devices: number of devices that the pool is sharded over.
         utilization: share of the memory that may be used.
         workspace_bytes: workspace of the largest step on one device, in bytes.
-        windows: sliding window of each page group, in tokens; None without.
+        windows: sliding window of each page group, in tokens; None without end.
 
     Raises:
         OutOfMemoryError: not even one sequence of ``max_model_len`` tokens fits.

@@ -115,8 +115,8 @@ class DispatchedOperations(Operations):
         """Positions of the rows, below 0 where a row is padding."""
 
     @abc.abstractmethod
-    def _paged(self, layer: int) -> tuple[int, Pools, tuple[Any, Any, Any]]:
-        """(page group, K pool and V pool, page table, positions and KV slots) of a layer."""
+    def _paged(self, layer: int) -> tuple[Pools, tuple[Any, Any, Any]]:
+        """(K pool and V pool; page table, positions and KV slots) of a layer."""
 
     @abc.abstractmethod
     def _keep(self, layer: int, pools: Pools) -> None:
@@ -136,9 +136,8 @@ class DispatchedOperations(Operations):
     ) -> Residual | None:
         """The stream after a layer, or None where no kernel computes more than an operation."""
         obstacle = None if self._mesh.size == 1 else f"{self._mesh.size} devices; it takes one"
-        group, pools, rows = self._paged(layer.attention.layer)
-        grouped = None if group == 0 else "a page table of its group of layers"
-        whole = self._layers.whole_layer(layer, residual, rotary, pools, rows, obstacle or grouped)
+        pools, rows = self._paged(layer.attention.layer)
+        whole = self._layers.whole_layer(layer, residual, rotary, pools, rows, obstacle)
         if whole is not None:
             residual, pools = whole
             self._keep(layer.attention.layer, pools)

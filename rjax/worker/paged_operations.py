@@ -17,7 +17,7 @@ from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 from rjax.pallas_kernels.residual.peers import Peers
 from rjax.worker.backend import Backend
-from rjax.worker.group_views import GroupView, group_views
+from rjax.worker.group_views import group_views
 from rjax.worker.kernels import Choice
 from rjax.worker.kernels.run import run_kernel
 from rjax.worker.layer_kernels import Pools
@@ -43,10 +43,10 @@ class PagedOperations(DispatchedOperations):
     Args:
         k_pages, v_pages: one pool for each layer, or for each layer of the largest page group.
         step: the batch.
+        groups: page groups of the layers.
         backend: attention and the dispatcher of the other kernels.
         mesh: the devices, with an axis ``tensor``.
         record, peers, early_weights: see `DispatchedOperations`.
-        groups: page groups of the layers; None if all share their pages.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class PagedOperations(DispatchedOperations):
         k_pages: list[Float[Array, "P K S H"]],
         v_pages: list[Float[Array, "P K S H"]],
         step: StepInput,
+        groups: PageGroups,
         backend: Backend,
         mesh: Mesh,
         record: Callable[[Choice], None] | None = None,
         peers: Peers | None = None,
-        groups: PageGroups | None = None,
         *,
         early_weights: bool = False,
     ) -> None:
@@ -74,20 +74,21 @@ class PagedOperations(DispatchedOperations):
         self.v_pages = list(v_pages)
         self._step = step
         self._groups = groups
-        self._views: tuple[GroupView, ...] = ()
+        self._views = group_views(step)
+        self._plans: list[Any] = []  # of each page group, as the attention backend takes them
 
     @property
     def _positions(self) -> Int[Array, " T"]:
         return jnp.asarray(self._step.positions)
 
-    def _paged(self, layer: int) -> tuple[int, Pools, tuple[Any, Any, Any]]:
-        group, pool = (0, layer) if self._groups is None else self._groups.layers[layer]
-        step = self._step
-        rows = step.page_table, step.positions, step.kv_slots
-        return group, (self.k_pages[pool], self.v_pages[pool]), rows
+    def _paged(self, layer: int) -> tuple[Pools, tuple[Any, Any, Any]]:
+        group, pool = self._groups.layers[layer]
+        view = self._views[group]
+        rows = view.page_table, view.positions, view.kv_slots
+        return (self.k_pages[pool], self.v_pages[pool]), rows
 
     def _keep(self, layer: int, pools: Pools) -> None:
-        pool = layer if self._groups is None else self._groups.layers[layer][1]
+        _, pool = self._groups.layers[layer]
         self.k_pages[pool], self.v_pages[pool] = pools
 
     def attention(
@@ -102,12 +103,12 @@ class PagedOperations(DispatchedOperations):
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Norm and rotate q and k, write k and v, attend; see ``rjax.models.Operations``."""
         T, K, A, _ = qkv.shape
-        if not self._views:  # every layer has the same heads
+        if not self._plans:  # every layer has the same heads
             counts = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
-            prepare = self._attention.prepare
-            self._views = group_views(self._step, lambda plan, at: prepare(plan, at, counts))
-        group, pool = (0, layer) if self._groups is None else self._groups.layers[layer]
-        step, plan = self._views[group]
+            for found in self._step.groups:
+                plan = self._attention.prepare(found.plan, self._step.positions, counts)
+                self._plans += [plan] * len(found.pages)
+        group, pool = self._groups.layers[layer]
         write, problem, qkv, weights = self._write_kernel(
             qkv, rotary, norms, self.k_pages[pool].dtype
         )
@@ -139,8 +140,8 @@ class PagedOperations(DispatchedOperations):
             kv_scales,
             heads,
             weights,
-            step,
-            plan,
+            self._views[group],
+            self._plans[group],
         )
         return out
 

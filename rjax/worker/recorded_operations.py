@@ -10,7 +10,6 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from rjax.batch.page_groups import PageGroups
 from rjax.models import (
     DecoderLayer,
     HeadNorms,
@@ -46,7 +45,6 @@ class RecordedOperations(DispatchedOperations):
         kv_dtype: dtype of the KV.
         page_size: tokens a page; None to have every operation chosen by itself, although a kernel
             may do more than one.
-        groups: page groups of the layers; None if all share their pages.
     """
 
     def __init__(
@@ -59,12 +57,11 @@ class RecordedOperations(DispatchedOperations):
         rows: int,
         kv_dtype: DTypeLike,
         page_size: int | None = None,
-        groups: PageGroups | None = None,
         peers: Peers | None = None,
     ) -> None:
         super().__init__(dispatcher, attention, mesh, record, peers)
         self._rows, self._kv_dtype = rows, kv_dtype
-        self._page_size, self._groups = page_size, groups
+        self._page_size = page_size
 
     def decoder_layer(
         self,
@@ -104,11 +101,11 @@ class RecordedOperations(DispatchedOperations):
     def _merged(self, h: Float[Array, "T ..."] | UnmergedAttention) -> Float[Array, "T ..."]:
         return h.out if isinstance(h, UnmergedAttention) else h
 
-    def _paged(self, layer: int) -> tuple[int, Pools, tuple[Any, Any, Any]]:
+    def _paged(self, layer: int) -> tuple[Pools, tuple[Any, Any, Any]]:
+        del layer
         assert self._page_size is not None
         pool = jnp.zeros((1, 1, self._page_size, 1), self._kv_dtype)
-        group = 0 if self._groups is None else self._groups.layers[layer][0]
-        return group, (pool, pool), (None, None, None)
+        return (pool, pool), (None, None, None)
 
     def _keep(self, layer: int, pools: Pools) -> None:
         del layer, pools
@@ -147,7 +144,6 @@ def layer_choices(
     devices: int = 1,
     kv_dtype: DTypeLike | None = None,
     page_size: int | None = None,
-    groups: PageGroups | None = None,
     peers: Peers | None = None,
 ) -> list[Choice]:
     """The choices for a layer behind another like it, for a sum behind it and the argmax of logits.
@@ -160,7 +156,7 @@ def layer_choices(
         dtype: dtype of the activations.
         devices: number of devices on the mesh axis ``tensor``.
         kv_dtype: dtype of the KV; None for that of the activations.
-        page_size, groups: see `RecordedOperations`.
+        page_size: see `RecordedOperations`.
         peers: exchange buffers of the devices, as shapes; None without.
     """
     mesh = AbstractMesh((devices,), (TENSOR_AXIS,))
@@ -180,7 +176,6 @@ def layer_choices(
             rows=rows,
             kv_dtype=kv_dtype or dtype,
             page_size=page_size,
-            groups=groups,
             peers=peers,
         )
         residual = layer(Residual(x), rotary, operations)

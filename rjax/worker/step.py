@@ -102,15 +102,15 @@ def compile_step(
         batch = layout.unpack(packed)
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         choices: list[Choice] = []
-        pools, groups = (state.k_pages, state.v_pages), layout.shape.groups
         operations = PagedOperations(
-            *pools,
+            state.k_pages,
+            state.v_pages,
             batch,
+            layout.shape.groups,
             backend,
             mesh,
             choices.append,
             state.peers,
-            groups,
             early_weights=EARLY_STARTS,  # they are ``leaves``
         )
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)

@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from rjax.batch.page_groups import PageGroups, first_page
+from rjax.batch.page_groups import GroupKind, PageGroups, first_page
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.pallas_kernels.attention.plan.check import check_values, check_writes
 from rjax.pallas_kernels.attention.plan.host import PlanStats, Sharing, plan_attention
@@ -21,67 +21,89 @@ type IntArray = Array | np.ndarray
 _ALIGNMENT = 64  # int32s: GPU kernels may read a slice in place and need 256-byte alignment
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class WindowInput:
-    """The pages and the attention plan of W page groups with the same window.
+class GroupInput(NamedTuple):
+    """The pages and the attention plan of the page groups of one kind.
 
     Attributes:
-        kv_slots: KV index of each row in each group, as in StepInput.
-        pages: R page ids of each sequence in each group, from ``first_page`` on.
-        first_page: number of the first page that the step reaches in each sequence.
+        kv_slots: KV index of each row, page * S + offset; -1 for padding and for stored KV. One
+            array a group.
+        pages: R page ids of each sequence, from ``first_page`` on. One array a group.
+        first_page: number of the first page that the step reaches in each sequence; None if each
+            begins with page 0, and R is the width of the page table.
         plan: the attention work lists, the same for all groups.
     """
 
-    kv_slots: Int[IntArray, "W T"]
-    pages: Int[IntArray, "W B R"]
-    first_page: Int[IntArray, " B"]
+    kv_slots: tuple[Int[IntArray, " T"], ...]
+    pages: tuple[Int[IntArray, "B R"], ...]
+    first_page: Int[IntArray, " B"] | None
     plan: AttentionPlan
 
-    def page_tables(self, table_pages: int) -> Int[Array, "W B M"]:
+    def page_tables(self, table_pages: int) -> tuple[Int[IntArray, "B M"], ...]:
         """Tables of ``table_pages`` pages; entries before the first page repeat it.
 
         Attention may read those at the edge of a window, where it masks them: they must hold KV.
         """
+        if self.first_page is None:
+            return self.pages
         column = jnp.arange(table_pages) - jnp.asarray(self.first_page)[:, None]
-        column = jnp.clip(column, 0, self.pages.shape[2] - 1)
-        return jnp.take_along_axis(jnp.asarray(self.pages), column[None], axis=2)
+        column = jnp.clip(column, 0, self.pages[0].shape[1] - 1)
+        return tuple(
+            [jnp.take_along_axis(jnp.asarray(pages), column, axis=1) for pages in self.pages]
+        )
 
 
-@jax.tree_util.register_dataclass
+@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class StepInput:
     """One step's batch: T packed token rows of B sequences, padded.
+
+    Its leaves are in the order of the fields, but the plans follow all other arrays.
 
     Attributes:
         tokens: token ids known to the host; 0 in rows with a ``token_slot``.
         token_slot: sampler slot whose last token, still on the device, is this row's; -1 for none.
         positions: position of each row in its sequence; -1 for padding.
-        kv_slots: KV index of each row, page * S + offset; -1 for padding and for stored KV.
-        page_table: page ids of each sequence.
+        groups: the input of each kind of page group, as `StepShape.kinds` lists them.
         sample_row: the row whose logits give each sequence's next token.
         slots: sampler slot of each sequence.
         live: 1 where the sequence samples a token in this step.
-        plan: the attention work lists.
-        windows: inputs of each window but that of the first page group, which the fields above
-            serve.
+        table_pages: M, the width of a page table.
     """
 
     tokens: Int[IntArray, " T"]
     token_slot: Int[IntArray, " T"]
     positions: Int[IntArray, " T"]
-    kv_slots: Int[IntArray, " T"]
-    page_table: Int[IntArray, "B M"]
+    groups: tuple[GroupInput, ...]
     sample_row: Int[IntArray, " B"]
     slots: Int[IntArray, " B"]
     live: Int[IntArray, " B"]
-    plan: AttentionPlan
-    windows: tuple[WindowInput, ...] = ()
+    table_pages: int
 
     @property
     def plans(self) -> tuple[AttentionPlan, ...]:
-        """The attention plans of all page groups, one a window."""
-        return (self.plan, *[window.plan for window in self.windows])
+        """The attention plan of each kind of page group."""
+        return tuple([group.plan for group in self.groups])
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], int]:
+        """(the arrays, the width of a page table)."""
+        rows = self.tokens, self.token_slot, self.positions
+        pages = tuple([group[:-1] for group in self.groups])
+        sequences = self.sample_row, self.slots, self.live
+        return (*rows, pages, *sequences, self.plans), self.table_pages
+
+    @classmethod
+    def tree_unflatten(cls, table_pages: int, arrays: tuple[Any, ...]) -> "StepInput":
+        """The inverse of ``tree_flatten``."""
+        tokens, token_slot, positions, pages, sample_row, slots, live, plans = arrays
+        groups = tuple(
+            [
+                GroupInput(kv_slots, page_ids, first_page, plan)
+                for (kv_slots, page_ids, first_page), plan in zip(pages, plans, strict=True)
+            ]
+        )
+        return cls(
+            tokens, token_slot, positions, groups, sample_row, slots, live, table_pages=table_pages
+        )
 
 
 def build_step_input(
@@ -111,67 +133,55 @@ def build_step_input(
     T = int(query_start[-1])
     of_row = np.repeat(np.arange(A), stop - start)
     positions = np.arange(T, dtype=np.int32) + (start - query_start[:-1])[of_row]
-    page_table = np.zeros((shape.seqs, shape.table_pages), np.int32)
-    page_table[:A] = tables[0, slots]
-    unwritten = positions < stored[of_row]
-    [kv_slots] = kv_slots_of(tables[:1], slots[of_row], positions, S)
-    kv_slots[unwritten] = -1
+    stored_rows = positions < stored[of_row]
     known = np.fromiter([s.num_known for s in sequences], np.int32, A)
     unknown = stop > known  # the last token of a sequence may still be on the device
     token_slot = np.full(shape.rows, -1, np.int32)
     token_slot[query_start[1:][unknown] - 1] = slots[unknown]
     tokens = _tokens(batch, np.flatnonzero(start < known), query_start, shape.rows)
-    repeat_first_pages(page_table[:A], start, shape)
-    plan, main_stats = plan_attention(
-        page_table[:A],
-        query_start,
-        stop,
-        page_size=S,
-        shape=shape.plan,
-        sharing=sharing,
-    )
-    windows, plan_stats = [], [main_stats]
-    for (window, group, end), window_shape in zip(shape.kinds[1:], shape.window_plans, strict=True):
-        assert window is not None
-        of_window = tables[group:end]
-        padded_slots = np.full((end - group, shape.rows), -1, np.int32)
-        written = kv_slots_of(of_window, slots[of_row], positions, S)
-        padded_slots[:, :T] = np.where(unwritten, -1, written)
-        first = first_pages(start, window, S)
-        pages = np.zeros((end - group, shape.seqs, shape.window_pages(window)), np.int32)
-        pages[:, :A] = pages_from(of_window, slots, first, pages.shape[2])
-        window_plan, window_stats = plan_attention(
-            of_window,
+    groups, stats = [], []
+    for kind, plan_shape in zip(shape.kinds, shape.plans, strict=True):
+        of_kind = tables[kind.first : kind.stop]
+        plan, of_plan = plan_attention(
+            of_kind,
             query_start,
             stop,
             page_size=S,
-            shape=window_shape,
+            shape=plan_shape,
             sharing=sharing,
             table_rows=slots,
         )
-        windows.append(WindowInput(padded_slots, pages, _padded(first, shape.seqs, 0), window_plan))
-        plan_stats.append(window_stats)
+        group = _empty_group(kind, shape, plan)
+        write_group(
+            group,
+            of_kind,
+            kind.window,
+            S,
+            slots=slots,
+            start=start,
+            row_slots=slots[of_row],
+            positions=positions,
+        )
+        for kv_slots in group.kv_slots:
+            kv_slots[:T][stored_rows] = -1
+        groups.append(group)
+        stats.append(of_plan)
     step_input = StepInput(
         tokens=tokens,
         token_slot=token_slot,
         positions=_padded(positions, shape.rows, -1),
-        kv_slots=_padded(kv_slots, shape.rows, -1),
-        page_table=page_table,
+        groups=tuple(groups),
         sample_row=_padded(query_start[1:] - 1, shape.seqs, 0),
         slots=_padded(slots, shape.seqs, 0),
         live=_padded(samples, shape.seqs, 0),
-        plan=plan,
-        windows=tuple(windows),
+        table_pages=shape.table_pages,
     )
-    return step_input, tuple(plan_stats)
+    return step_input, tuple(stats)
 
 
-def mean_stats(stats: tuple[PlanStats, ...], groups: PageGroups | None) -> PlanStats:
+def mean_stats(stats: tuple[PlanStats, ...], groups: PageGroups) -> PlanStats:
     """What all layers read, divided by their number; ``stats`` are those of each plan."""
-    if groups is None:
-        [found] = stats
-        return found
-    layers = [groups.layers_of(window) for window, _, _ in groups.kinds]
+    layers = [groups.layers_of(kind.window) for kind in groups.kinds]
 
     def mean(values: list[int]) -> int:
         return sum(n * value for n, value in zip(layers, values, strict=True)) // sum(layers)
@@ -183,46 +193,41 @@ def mean_stats(stats: tuple[PlanStats, ...], groups: PageGroups | None) -> PlanS
     )
 
 
-def first_pages(start: Int[np.ndarray, " A"], window: int, page_size: int) -> np.ndarray:
-    """Number of the first page that the rows of each sequence reach; ``start`` is its first row."""
-    return np.fromiter([first_page(s, window, page_size) for s in start.tolist()], np.int32)
-
-
-def repeat_first_pages(
-    page_table: Int[np.ndarray, "A M"], start: Int[np.ndarray, " A"], shape: StepShape
-) -> None:
-    """Replace the entries before the first page, where all layers have a window, by that page.
-
-    `WindowInput.page_tables` does so for the other page groups.
-    """
-    window = shape.kinds[0][0]
-    if window is None:
-        return
-    first = first_pages(start, window, shape.page_size)
-    held = page_table[np.arange(first.size), first]
-    before = np.arange(page_table.shape[1]) < first[:, None]
-    np.copyto(page_table, held[:, None], where=before)
-
-
-def kv_slots_of(
+def write_group(
+    group: GroupInput,
     tables: Int[np.ndarray, "W slots pages"],
-    slots: Int[np.ndarray, " T"],
-    positions: Int[np.ndarray, " T"],
+    window: int | None,
     page_size: int,
-) -> Int[np.ndarray, "W T"]:
-    """KV index of each row in each page group; ``slots`` is that of the row's sequence."""
-    return tables[:, slots, positions // page_size] * page_size + positions % page_size
-
-
-def pages_from(
-    tables: Int[np.ndarray, "W slots pages"],
+    *,
     slots: Int[np.ndarray, " A"],
-    first: Int[np.ndarray, " A"],
-    count: int,
-) -> Int[np.ndarray, "W A R"]:
-    """``count`` pages of each sequence from its ``first`` on; the table's last is repeated."""
-    columns = np.minimum(first[:, None] + np.arange(count), tables.shape[2] - 1)
-    return tables[:, slots[:, None], columns]
+    start: Int[np.ndarray, " A"],
+    row_slots: Int[np.ndarray, " T"],
+    positions: Int[np.ndarray, " T"],
+) -> None:
+    """Write pages and KV indices of a step into the host's arrays of a group.
+
+    Args:
+        group: the arrays.
+        tables: page tables of its page groups.
+        window: their sliding window.
+        page_size: tokens a page.
+        slots: slot of each sequence.
+        start: position of the first row of each sequence.
+        row_slots: slot of each row's sequence.
+        positions: position of each row.
+    """
+    if group.first_page is None:
+        pages = tables[:, slots]
+    else:
+        first = [first_page(position, window, page_size) for position in start.tolist()]
+        group.first_page[: slots.size] = first
+        columns = np.add.outer(np.asarray(first, np.int32), np.arange(group.pages[0].shape[1]))
+        pages = tables[:, slots[:, None], np.minimum(columns, tables.shape[2] - 1)]
+    kv_slots = tables[:, row_slots, positions // page_size] * page_size + positions % page_size
+    for mine, of_group in zip(group.pages, pages, strict=True):
+        mine[: slots.size] = of_group
+    for mine, of_group in zip(group.kv_slots, kv_slots, strict=True):
+        mine[: positions.size] = of_group
 
 
 def check_step_input(
@@ -236,23 +241,30 @@ def check_step_input(
     rows = [item.stop - item.start for item in batch]
     owners = np.repeat(np.arange(len(batch)), rows).astype(np.int32)
     owners = _padded(owners, step_input.positions.shape[0], 0)
-    window = shape.kinds[0][0]
-    checked = [(step_input.page_table, step_input.kv_slots, step_input.plan, window)]
-    for found, (window, _, _) in zip(step_input.windows, shape.kinds[1:], strict=True):
-        tables = np.asarray(found.page_tables(shape.table_pages))
-        for table, slots in zip(tables, found.kv_slots, strict=True):
-            checked.append((table, slots, found.plan, window))
-    for table, slots, plan, window in checked:
-        check_values(
-            table,
-            step_input.positions,
-            plan,
-            num_pages=num_pages,
-            page_size=shape.page_size,
-            sequence_of_row=owners,
-            sliding_window=window,
-        )
-        check_writes(slots, num_pages=num_pages, page_size=shape.page_size)
+    for group, kind in zip(step_input.groups, shape.kinds, strict=True):
+        tables = group.page_tables(shape.table_pages)
+        for table, kv_slots in zip(tables, group.kv_slots, strict=True):
+            check_values(
+                np.asarray(table),
+                step_input.positions,
+                group.plan,
+                num_pages=num_pages,
+                page_size=shape.page_size,
+                sequence_of_row=owners,
+                sliding_window=kind.window,
+            )
+            check_writes(kv_slots, num_pages=num_pages, page_size=shape.page_size)
+
+
+def _empty_group(kind: GroupKind, shape: StepShape, plan: AttentionPlan) -> GroupInput:
+    groups = range(kind.first, kind.stop)
+    size = shape.seqs, shape.pages_reached(kind.window)
+    return GroupInput(
+        kv_slots=tuple([np.full(shape.rows, -1, np.int32) for _ in groups]),
+        pages=tuple([np.zeros(size, np.int32) for _ in groups]),
+        first_page=None if kind.window is None else np.zeros(shape.seqs, np.int32),
+        plan=plan,
+    )
 
 
 def _padded(values: np.ndarray, size: int, fill: int) -> Int[np.ndarray, " size"]:
@@ -295,8 +307,7 @@ def prompt_targets(batch: list[ScheduledSequence], rows: int) -> Int[np.ndarray,
 
 def empty_tables(shape: StepShape) -> Int[np.ndarray, "groups 1 M"]:
     """The page tables of one slot."""
-    groups = 1 if shape.groups is None else len(shape.groups.windows)
-    return np.zeros((groups, 1, shape.table_pages), np.int32)
+    return np.zeros((len(shape.groups.windows), 1, shape.table_pages), np.int32)
 
 
 class PackedLayout:
@@ -310,6 +321,9 @@ class PackedLayout:
         ends = np.cumsum([-(-leaf.size // _ALIGNMENT) * _ALIGNMENT for leaf in leaves])
         self._starts = [0, *ends[:-1].tolist()]
         self.size = int(ends[-1])
+        sampled = (template.slots, template.live)
+        starts = zip(self._starts, leaves, strict=True)
+        self._sampled = [start for start, leaf in starts if any(leaf is each for each in sampled)]
 
     def pack(self, step_input: StepInput) -> Int[np.ndarray, " Z"]:
         """All leaves, one after the other, each at an aligned offset."""
@@ -320,12 +334,8 @@ class PackedLayout:
 
     def sampled_rows(self, packed: Int[np.ndarray, " Z"]) -> Int[np.ndarray, "2 B"]:
         """The fields ``slots`` and ``live`` of a packed StepInput."""
-        fields = [field.name for field in dataclasses.fields(StepInput)]
-        first = fields.index("slots")
-        assert fields[first + 1] == "live"  # one leaf each, and so are all fields before them
-        (size,) = self._shapes[first]
-        starts = self._starts[first : first + 2]
-        return np.stack([packed[start : start + size] for start in starts])
+        seqs = self.shape.seqs
+        return np.stack([packed[start : start + seqs] for start in self._sampled])
 
     def unpack(self, packed: Int[IntArray, " Z"]) -> StepInput:
         """The StepInput again, as slices of the device array, or as views of the host's."""

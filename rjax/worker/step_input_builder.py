@@ -21,11 +21,8 @@ from rjax.worker.step_input import (
     StepInput,
     build_step_input,
     check_step_input,
-    first_pages,
-    kv_slots_of,
     mean_stats,
-    pages_from,
-    repeat_first_pages,
+    write_group,
 )
 from rjax.worker.step_shape import StepShape
 
@@ -168,23 +165,6 @@ def _steps_in_sight(
     return int(np.concatenate(steps).min(initial=COALESCED_STEPS))  # of no item
 
 
-def _move_windows(
-    fields: StepInput,
-    tables: Int[np.ndarray, "groups slots pages"],
-    slots: Int[np.ndarray, " A"],
-    positions: Int[np.ndarray, " A"],
-    shape: StepShape,
-) -> None:
-    """Write the windows of a decode step at these positions, but for their plans."""
-    A, S = slots.size, shape.page_size
-    for found, (window, group, end) in zip(fields.windows, shape.kinds[1:], strict=True):
-        assert window is not None
-        of_window, first = tables[group:end], first_pages(positions, window, S)
-        found.kv_slots[:, :A] = kv_slots_of(of_window, slots, positions, S)
-        found.pages[:, :A] = pages_from(of_window, slots, first, found.pages.shape[2])
-        found.first_page[:A] = first
-
-
 class StepInputBuilder:
     """Makes the input of one step after the other.
 
@@ -248,17 +228,22 @@ class StepInputBuilder:
         fields = self._layouts[shape].unpack(packed)  # views
         fields.slots[:A] = slots
         fields.positions[:A] = positions
-        page_table = tables[0, slots]
-        repeat_first_pages(page_table, positions, shape)
-        fields.page_table[:A] = page_table
-        [fields.kv_slots[:A]] = kv_slots_of(tables[:1], slots, positions, shape.page_size)
         fields.token_slot[:A] = np.where(stops > known, slots, -1)
         fields.tokens[:A] = 0
         for b in np.flatnonzero(stops <= known).tolist():
             [fields.tokens[b]] = sequences[b].tokens(ordered[b].start, ordered[b].stop)
-        _move_windows(fields, tables, slots, positions, shape)
-        for plan, growing in zip(fields.plans, last.growing, strict=True):
-            plan.lists[0].kv_stop[growing] += 1
+        for group, kind, growing in zip(fields.groups, shape.kinds, last.growing, strict=True):
+            write_group(
+                group,
+                tables[kind.first : kind.stop],
+                kind.window,
+                shape.page_size,
+                slots=slots,
+                start=positions,
+                row_slots=slots,
+                positions=positions,
+            )
+            group.plan.lists[0].kv_stop[growing] += 1
         self._check(fields, ordered, shape)
         stats = tuple(
             [

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from rjax.batch.page_groups import PageGroups
+from rjax.batch.page_groups import GroupKind, PageGroups
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence
 from rjax.batch.step_limits import StepLimits
@@ -21,36 +21,31 @@ class StepShape:
         seqs: B, sequences in the batch.
         table_pages: M, pages of the longest sequence.
         page_size: tokens a page, S.
-        plan: shapes of the attention plan, of the first page group.
-        groups: page groups of the layers; None if all layers share their pages and keep all.
-        window_plans: shapes of the plans of the other windows, as ``kinds`` lists them.
+        groups: page groups of the layers.
+        plans: shapes of the attention plan of each kind of group, as ``kinds`` lists them.
     """
 
     rows: int
     seqs: int
     table_pages: int
     page_size: int
-    plan: PlanShape
-    groups: PageGroups | None = None
-    window_plans: tuple[PlanShape, ...] = ()
+    groups: PageGroups
+    plans: tuple[PlanShape, ...]
 
     @property
-    def kinds(self) -> tuple[tuple[int | None, int, int], ...]:
-        """(window, first page group, group after the last) of each plan."""
-        return ((None, 0, 1),) if self.groups is None else self.groups.kinds
-
-    @property
-    def plans(self) -> tuple[PlanShape, ...]:
-        """The shapes of all plans, in the order of ``kinds``."""
-        return (self.plan, *self.window_plans)
+    def kinds(self) -> tuple[GroupKind, ...]:
+        """The kinds of page groups; each has a plan."""
+        return self.groups.kinds
 
     @property
     def kv_split_size(self) -> int:
         """The smallest KV split of the plans."""
         return min(plan.kv_split_size for plan in self.plans)
 
-    def window_pages(self, window: int) -> int:
+    def pages_reached(self, window: int | None) -> int:
         """Pages that the tokens of one sequence in a step reach at most, under this window."""
+        if window is None:
+            return self.table_pages
         return min(self.table_pages, (window + self.rows - 2) // self.page_size + 2)
 
 
@@ -111,12 +106,12 @@ class ShapeTable:
         limits: limits of the steps, with b and t.
         max_model_len: tokens of the longest sequence.
         page_size: tokens a page.
-        plan_shape: (step rows, sequences, rows without padding) -> shapes of its attention plan;
-            with ``groups`` it takes a window too.
+        plan_shape: (step rows, sequences, rows without padding, window) -> shapes of the attention
+            plan.
         padded_rows: decode batch size -> rows of its step.
         spare_rows: rows up to which a step is bound by reading the weights; 0 if that is not known.
         growth: g, ratio of one size to the next smaller one.
-        groups: page groups of the layers, as in `StepShape`.
+        groups: page groups of the layers.
     """
 
     def __init__(
@@ -125,19 +120,16 @@ class ShapeTable:
         limits: StepLimits,
         max_model_len: int,
         page_size: int,
-        plan_shape: Callable[..., PlanShape],
+        plan_shape: Callable[[int, int, int, int | None], PlanShape],
         padded_rows: Callable[[int], int],
         growth: int,
+        groups: PageGroups,
         spare_rows: int = 0,
-        groups: PageGroups | None = None,
     ) -> None:
         def shape(rows: int, seqs: int, unpadded_rows: int) -> StepShape:
             pages = math.ceil(max_model_len / page_size)
-            if groups is not None:
-                plans = [plan_shape(rows, seqs, unpadded_rows, kind[0]) for kind in groups.kinds]
-                return StepShape(rows, seqs, pages, page_size, plans[0], groups, tuple(plans[1:]))
-            plan = plan_shape(rows, seqs, unpadded_rows)
-            return StepShape(rows, seqs, pages, page_size, plan)
+            plans = [plan_shape(rows, seqs, unpadded_rows, kind.window) for kind in groups.kinds]
+            return StepShape(rows, seqs, pages, page_size, groups, tuple(plans))
 
         sizes = [limits.max_num_seqs]
         while sizes[-1] > 1:

@@ -23,7 +23,7 @@ def shape_table(
     max_model_len: int,
     limits: StepLimits,
     growth: int,
-    groups: PageGroups | None = None,
+    groups: PageGroups,
 ) -> ShapeTable:
     """The step shapes of a backend.
 
@@ -33,13 +33,11 @@ def shape_table(
         max_model_len: tokens of the longest sequence.
         limits: limits of the steps.
         growth: ratio of one step size to the next smaller one.
-        groups: page groups of the model, if it has windows.
+        groups: page groups of the model.
     """
     page_size = config.cache.page_size
 
-    def plan_shape(
-        rows: int, seqs: int, unpadded_rows: int, window: int | None = None
-    ) -> PlanShape:
+    def plan_shape(rows: int, seqs: int, unpadded_rows: int, window: int | None) -> PlanShape:
         return backend.plan_shape(
             rows,
             seqs,
@@ -76,8 +74,8 @@ def gpu_pool_tokens(
 ) -> int:
     """Tokens of the KV pool on GPUs whose weights are loaded; nothing is compiled for it.
 
-    With windows, it counts the tokens of sequences within their windows, but no fewer than one
-    sequence of full length has, if it fits.
+    It counts the tokens of sequences that keep all their pages, but no fewer than one sequence of
+    full length has, if it fits.
 
     Args:
         config: the engine's configuration; a configured ``num_pages`` that does not fit beside the
@@ -99,14 +97,12 @@ def gpu_pool_tokens(
     )
     pages = gpu_pool_pages(
         cache,
-        page_bytes(model, cache.page_size, kv_dtype, groups),
+        page_bytes(model, groups, cache.page_size, kv_dtype),
         memory=memory,
         num_devices=num_devices,
         workspace_bytes=workspace,
     )
-    if groups is None:
-        return pages * cache.page_size
-    longest = shapes.largest.plan.max_context
+    longest = shapes.largest.plans[0].max_context
     fits = pages_held(groups.windows, longest, cache.page_size) <= pages
     # Many short sequences keep all their pages.
     return max(longest if fits else 0, pages // len(groups.windows) * cache.page_size)

@@ -29,7 +29,6 @@ from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.engine_plan import EnginePlan
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.uses import step_kernels
-from rjax.worker.kv_cache import num_pools
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
 from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy, may_pay
@@ -113,18 +112,17 @@ class Worker(StepWorker):
             limits=limits,
             kv_dtype=kv_dtype,
             mesh=mesh,
-            groups=groups,
         )
         self._state = DeviceState(
             make_step_state(
                 model,
+                groups,
                 num_pages=self.pool.num_pages,
                 page_size=page_size,
                 num_slots=limits.num_slots,
                 kv_dtype=kv_dtype,
                 mesh=mesh,
                 peers=peers,
-                groups=groups,
             )
         )
         # If a process ended while the device still computes, XLA's threads would release the host's
@@ -166,7 +164,7 @@ class Worker(StepWorker):
         self._mover = PageMover(
             num_pages=self.pool.num_pages,
             shape=(model.num_kv_heads, page_size, model.head_dim),
-            num_pools=2 * num_pools(model, groups),
+            num_pools=2 * groups.num_pools,
             num_slots=self.num_host_pages,
             dtype=kv_dtype,
             mesh=mesh,

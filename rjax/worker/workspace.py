@@ -53,7 +53,8 @@ def workspace_bytes(
         else:
             sharded += hidden
         sharded += T * 3 * (model.experts.shared_width or 0) * both
-    partials = shape.plan.merge_capacity * model.num_heads * (model.head_dim + 1) * _FLOAT32
+    merges = max(plan.merge_capacity for plan in shape.plans)
+    partials = merges * model.num_heads * (model.head_dim + 1) * _FLOAT32
     # XLA may dequantise a whole projection before its product. The float32 sums of an fp8 product
     # are summands as any other.
     dequantised = 2 * D * F * both if model.schemes else 0

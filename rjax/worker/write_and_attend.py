@@ -19,7 +19,7 @@ def write_and_attend(
     kv_scales,
     heads,
     norm_weights,
-    step,
+    view,
     plan,
     *,
     write: Kernel,
@@ -35,7 +35,7 @@ def write_and_attend(
         k_pages, v_pages: the layer's pools, [P, K, S, H]; the rows' keys and values are written
             first.
         norm_weights: operands of ``write`` behind qkv: the norms' weights, or nothing.
-        step, plan: the rows, and the work list of the attention.
+        view, plan: the rows in the layer's page group, and the work list of the attention.
         write: kernel that norms, rotates and stores, of ``problem``.
         backend: the attention backend.
         unmerged: leave the splits of the KV to the kernel that follows.
@@ -49,9 +49,9 @@ def write_and_attend(
             "k_scales": jnp.broadcast_to(found.k, kv_heads),
             "v_scales": jnp.broadcast_to(found.v, kv_heads),
         }
-    operands = *norm_weights, cos, sin, k_pages, v_pages, step.kv_slots, scales
+    operands = *norm_weights, cos, sin, k_pages, v_pages, view.kv_slots, scales
     written = write.run(problem, qkv, *operands)
-    operands = *written, step.page_table, step.positions, plan, spec
+    operands = *written, view.page_table, view.positions, plan, spec
     if unmerged:
         assert backend.unmerged_attention is not None
         return backend.unmerged_attention(*operands, **scales), *written[1:]

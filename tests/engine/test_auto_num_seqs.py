@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
+from rjax.batch.page_groups import one_group
 from rjax.batch.step_limits import StepLimits, choose_step_limits
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.config import EngineConfig, SchedulerSettings
@@ -71,7 +72,14 @@ def hopper(name: str, total_gib: int, used_gib: int, **options):
     memory = {"bytes_limit": total_gib * GIB, "bytes_in_use": used_gib * GIB}
 
     def shapes(limits):
-        return shape_table(config, backend=backend, max_model_len=4096, limits=limits, growth=2)
+        return shape_table(
+            config,
+            backend=backend,
+            max_model_len=4096,
+            limits=limits,
+            growth=2,
+            groups=one_group(model.num_layers),
+        )
 
     def tokens(limits):
         return gpu_pool_tokens(

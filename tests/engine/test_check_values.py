@@ -28,7 +28,7 @@ def test_real_steps_pass_and_answer_the_same(tiny):
 @pytest.mark.parametrize(
     ("field", "change", "message"),
     [
-        ("page_table", lambda x: x + 64, "the pool has pages 0 to 23"),
+        ("pages", lambda x: x + 64, "the pool has pages 0 to 23"),
         ("positions", lambda x: x + (x >= 0), "no item covers"),
         ("kv_slots", lambda x: np.where(x >= 0, x[0], x), "both write to slot"),
     ],
@@ -38,8 +38,12 @@ def test_a_step_that_does_not_fit_is_refused(tiny, monkeypatch, field, change, m
 
     def wrong(*args):
         made, stats = build(*args)
-        value = change(getattr(made, field)).astype(np.int32)
-        return dataclasses.replace(made, **{field: value}), stats
+        if field == "positions":
+            return dataclasses.replace(made, positions=change(made.positions)), stats
+        [group] = made.groups
+        [value] = getattr(group, field)
+        group = group._replace(**{field: (change(value).astype(np.int32),)})
+        return dataclasses.replace(made, groups=(group,)), stats
 
     engine = make_engine(tiny, check_values=True)
     monkeypatch.setattr(step_input_builder, "build_step_input", wrong)

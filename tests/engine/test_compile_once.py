@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from rjax.batch.page_groups import one_group
 from rjax.batch.step_limits import StepLimits
 from rjax.models import config_from_dict
 from rjax.models.decoder import Decoder
@@ -60,11 +61,12 @@ def lowered(
         limits=StepLimits(4, 64),
         max_model_len=1024,
         page_size=64,
-        plan_shape=lambda rows, seqs, unpadded_rows: backend.plan_shape(
+        plan_shape=lambda rows, seqs, unpadded_rows, _: backend.plan_shape(
             rows, seqs, 1024, 64, coalesce=True, unpadded_rows=unpadded_rows
         ),
         padded_rows=backend.padded_rows,
         growth=2,
+        groups=one_group(config.num_layers),
     )
     shape = table.choose(rows=seqs, seqs=seqs)
     layouts = PackedLayouts()

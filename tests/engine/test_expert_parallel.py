@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh
 
+from rjax.batch.page_groups import one_group
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import Linear, config_from_dict, place
 from rjax.models.schemes import UNQUANTISED
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 _OPERATION = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh
+from rjax.batch.page_groups import one_group
 from rjax.models import Routing, config_from_dict, init_model
 from rjax.pallas_kernels.pending import reduced
 from rjax.worker.backend import choose_backend
@@ -43,6 +45,7 @@ config = config_from_dict(MOE | {
 class Step:
     def __init__(self, positions):
         self.positions = positions
+        self.groups = ()
 
 def routings(T, draw):
     own = [draw.permutation(J)[:X] for _ in range(T)]
@@ -61,7 +64,7 @@ def compute(devices, h, chosen, weights, positions):
     )
     if (devices, h.shape) not in steps:
         def step(up, down, h, chosen, weights, positions):
-            operations = PagedOperations([], [], Step(positions), backend, mesh)
+            operations = PagedOperations([], [], Step(positions), one_group(0), backend, mesh)
             found = operations.experts(h, Routing(chosen, weights), up, down, mlp.activation)
             assert found.summands.shape[0] == devices
             return reduced(found)
@@ -191,7 +194,7 @@ def test_files_of_prefixes_do_not_depend_on_where_experts_are():
 def test_the_workspace_has_room_for_all_rows_on_one_device():
     config = config_from_dict(MOE | {"num_experts": 8, "num_attention_heads": 8})
     plan = PlanShape(64, 8, 128, 8, 16)
-    shape = StepShape(64, 8, 16, 8, plan)
+    shape = StepShape(64, 8, 16, 8, one_group(config.num_layers), (plan,))
     cut, whole = (
         workspace_bytes(
             place(config, 4, expert_parallel=parallel),

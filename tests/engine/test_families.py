@@ -60,7 +60,7 @@ def few_pages(folder) -> int:
     """Pages of one sequence of full length and one more."""
     windows = config_from_folder(folder).sliding_windows
     groups = page_groups(windows, page_size=8, max_model_len=LENGTH)
-    return 1 + pages_held((None,) if groups is None else groups.windows, LENGTH, 8)
+    return 1 + pages_held(groups.windows, LENGTH, 8)
 
 
 def cases():

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rjax.batch.page_groups import one_group
 from rjax.errors import InvalidConfigError
 from rjax.models import DenseAttention
 from rjax.pallas_kernels.rope_and_cache.base import rotate
@@ -103,8 +104,10 @@ def test_a_page_takes_one_byte_a_number(tiny):
     engine = make(tiny, kv_cache_dtype="fp8_e4m3", swap_space="50KB")
     stats, worker = engine.stats(), engine._worker
     assert worker.kv_dtype == FP8
+    model = engine.model_config
     for dtype, times in ((FP8, 1), (jnp.bfloat16, 2), (jnp.float32, 4)):
-        assert times * stats.page_bytes == page_bytes(engine.model_config, 8, jnp.dtype(dtype))
+        each = page_bytes(model, one_group(model.num_layers), 8, jnp.dtype(dtype))
+        assert times * stats.page_bytes == each
     assert stats.kv_bytes_total == sum(pool.nbytes for pool in worker._state.pools)
     assert worker.num_host_pages == 50_000 // stats.page_bytes
 

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from rjax.batch.kernel_use import KernelUse
+from rjax.batch.page_groups import one_group
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.commands.info import _kernel_lines
 from rjax.models import config_from_dict
@@ -37,7 +38,8 @@ def report(backend_name, rows, fields=None):
         page_size=64,
         devices=1,
     )
-    shape = StepShape(rows, rows, 16, 64, backend.plan_shape(rows, rows, 1024, 64, coalesce=True))
+    plan = backend.plan_shape(rows, rows, 1024, 64, coalesce=True)
+    shape = StepShape(rows, rows, 16, 64, one_group(config.num_layers), (plan,))
     uses = step_kernels(
         shape,
         model=config,

@@ -9,6 +9,7 @@ import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from rjax.batch.page_groups import one_group
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import config_from_dict
 from rjax.models.decoder import Decoder
@@ -35,7 +36,7 @@ for rows in (1, 8):
             dispatcher = dispatcher.without("mosaic.post_attention_block")
             backend = dataclasses.replace(backend, dispatcher=dispatcher)
         plan = backend.plan_shape(rows, rows, 1024, 64, coalesce=True)
-        shape = StepShape(rows, rows, 16, 64, plan)
+        shape = StepShape(rows, rows, 16, 64, one_group(config.num_layers), (plan,))
         layout = PackedLayout(shape)
         graph, weights = nnx.split(Decoder(config, dtype))
         leaves, tree = jax.tree.flatten(weights)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from rjax.batch.page_groups import one_group
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.build import plan_engine
 from rjax.models import Decoder, config_from_dict
@@ -47,7 +48,7 @@ def test_every_operation_has_a_mosaic_kernel(shapes, rows, kv_dtype):
     )
     assert backend.name == "mosaic"
     plan = backend.plan_shape(rows, rows, 1024, 64, coalesce=True)
-    shape = StepShape(rows, rows, 16, 64, plan)
+    shape = StepShape(rows, rows, 16, 64, one_group(config.num_layers), (plan,))
     layout = PackedLayout(shape)
     graph, weights = nnx.split(Decoder(config, dtype))
     leaves, tree = jax.tree.flatten(weights)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rjax.batch.page_groups import one_group
 from rjax.batch.step_limits import StepLimits, step_limits
 from rjax.config import SchedulerSettings
 from rjax.pallas_kernels.attention.plan.host import PlanShape
@@ -140,9 +141,10 @@ def test_steps_have_rows_of_the_page_table_for_those_ahead():
         limits=StepLimits(4, 64, 9, 16),
         max_model_len=64,
         page_size=8,
-        plan_shape=lambda rows, seqs, _: PlanShape(rows, seqs, 64, rows, 8),
+        plan_shape=lambda rows, seqs, *_: PlanShape(rows, seqs, 64, rows, 8),
         padded_rows=lambda rows: rows,
         growth=2,
+        groups=one_group(2),
     )
     found = {(shape.rows, shape.seqs) for shape in table.all}
     assert found == {(1, 1), (2, 2), (4, 4), (16, 12), (32, 4), (64, 4)}

@@ -34,14 +34,10 @@ def of_step(config, number, rows, backend, groups):
         rows,
         -(-length // S),
         S,
-        backend.plan_shape(rows, rows, length, S, coalesce=True),
         groups,
-        ()
-        if groups is None
-        else tuple(
-            backend.plan_shape(rows, rows, length, S, coalesce=True, window=window)
-            for window in groups.windows
-            if window is not None
+        tuple(
+            backend.plan_shape(rows, rows, length, S, coalesce=True, window=kind.window)
+            for kind in groups.kinds
         ),
     )
     layout, choices = PackedLayout(shape), []
@@ -51,7 +47,7 @@ def of_step(config, number, rows, backend, groups):
         step = layout.unpack(packed)
         pages = [page] * config.num_layers
         operations = PagedOperations(
-            pages, pages, step, backend, single_device_mesh(), choices.append, groups=groups
+            pages, pages, step, groups, backend, single_device_mesh(), choices.append
         )
         rope = config.rope_of(number)
         rotary = None if rope is None else rotary_tables(rope, jnp.asarray(step.positions))
@@ -87,6 +83,5 @@ def test_the_choices_of_a_layer_are_those_of_a_step(name, quantization, rows):
             rows=rows,
             dtype=config.dtype,
             page_size=64,
-            groups=groups,
         )
         assert found == of_step(config, number, rows, backend, groups) != []

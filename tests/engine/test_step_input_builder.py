@@ -53,9 +53,8 @@ def step_shape(
         seqs=8,
         table_pages=PAGES,
         page_size=PAGE,
-        plan=plans[0],
-        groups=None if windows == (None,) else groups,
-        window_plans=tuple(plans[1:]),
+        groups=groups,
+        plans=tuple(plans),
     )
 
 
@@ -171,8 +170,8 @@ def test_attention_of_items_that_grow_into_the_next_split(windows, monkeypatch):
     for _ in range(COALESCED_STEPS):
         before = len(built)
         fields = LAYOUTS[shape].unpack(builder.build(batches.step(), batches.tables, shape).packed)
-        tables = [fields.page_table, *[found.page_tables(PAGES)[0] for found in fields.windows]]
-        for table, plan, (window, _, _) in zip(tables, fields.plans, shape.kinds, strict=True):
+        for group, (window, _, _) in zip(fields.groups, shape.kinds, strict=True):
+            table, plan = group.page_tables(PAGES)[0], group.plan
             spec = AttentionSpec(0.25, window)
             k, v = unseen_pages_poisoned(pools, np.asarray(table), fields.positions, window)
             row_table = jnp.asarray(table)[jnp.clip(jnp.arange(8), 0, len(table) - 1)]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from rjax.batch.page_groups import page_groups, pages_held, tokens_held
+from rjax.batch.page_groups import one_group, page_groups, pages_held, tokens_held
 from rjax.batch.page_hash import PageHashes, group_key
 from rjax.errors import OutOfMemoryError
 from rjax.models import config_from_dict
@@ -229,11 +229,11 @@ def test_what_a_long_context_takes():
     assert pages == 2048 + 6 * 17
     assert 62 * 2048 / (groups.num_pools * pages) > 5.9  # times less memory
     assert tokens_held(groups.windows, pages, 64) == 131_072
-    assert page_groups(windows, page_size=64, max_model_len=1024) is None
-    assert page_groups((None,) * 62, page_size=64, max_model_len=131_072) is None
+    assert page_groups(windows, page_size=64, max_model_len=1024) == one_group(62)
+    assert page_groups((None,) * 62, page_size=64, max_model_len=131_072) == one_group(62)
     # Padding of a group to the size of the others takes more than it saves.
     few = (1000, *[None] * 7)
-    assert page_groups(few, page_size=64, max_model_len=1024) is None
+    assert page_groups(few, page_size=64, max_model_len=1024) == one_group(8)
 
 
 def test_the_pool_holds_more_tokens():
@@ -246,7 +246,7 @@ def test_the_pool_holds_more_tokens():
         "workspace_bytes": 0,
     }
     with pytest.raises(OutOfMemoryError, match="lower max_model_len to 10880 or less"):
-        fit_pool(bytes_per_page=6 * 2**20, max_model_len=16_384, **given)
+        fit_pool(bytes_per_page=6 * 2**20, max_model_len=16_384, windows=(None,), **given)
     found = fit_pool(
         bytes_per_page=2**20, max_model_len=16_384, windows=(None, *[1024] * 5), **given
     )

@@ -9,6 +9,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from bench import RESULTS
+from rjax.batch.page_groups import one_group
 from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.batch.step_worker import PoolSize
 from rjax.benchmarks.model_shapes import SHAPES
@@ -51,7 +52,7 @@ def test_nothing_is_compiled_after_a_warmup(tiny, capsys, monkeypatch):
 
 
 def test_the_host_reads_the_sampled_rows_as_the_step_does():
-    layout = PackedLayout(StepShape(8, 4, 6, 8, PlanShape(8, 4, 48, 8, 16)))
+    layout = PackedLayout(StepShape(8, 4, 6, 8, one_group(2), (PlanShape(8, 4, 48, 8, 16),)))
     packed = np.arange(layout.size, dtype=np.int32)
     batch = layout.unpack(jnp.asarray(packed))
     np.testing.assert_array_equal(layout.sampled_rows(packed), [batch.slots, batch.live])
@@ -87,7 +88,8 @@ def test_the_estimated_workspace_covers_what_steps_took_on_a_gpu():
             model = config_from_dict(SHAPES[row["model"]])
             model = with_quantization(model, weights if weights in ON_LOAD else None)
             plan = PlanShape(row["batch"], row["batch"], 4096, 64, 1024)
-            shape = StepShape(row["batch"], row["batch"], 64, 64, plan)
+            groups = one_group(model.num_layers)
+            shape = StepShape(row["batch"], row["batch"], 64, 64, groups, (plan,))
             estimate = workspace_bytes(model, shape, itemsize=2, num_slots=0, num_devices=1)
             # A dequantised copy is counted even where kernels read the weights as they are.
             most = 2.5 if model.schemes else 2
@@ -107,7 +109,7 @@ def fit(**changes):
         "utilization": 0.9,
         "workspace_bytes": 100 * 2**20,
     }
-    return fit_pool(**(given | changes))
+    return fit_pool(windows=(None,), **(given | changes))
 
 
 def test_the_pool_takes_what_is_left():
@@ -172,11 +174,11 @@ def test_a_pool_that_does_not_fit_says_what_would():
 
 def test_a_pool_of_given_size_that_does_not_fit_is_refused():
     memory = {"bytes_limit": 1000, "bytes_in_use": 400}
-    check_pool_fits(PoolSize(60, 10), memory=memory, num_devices=1)
+    check_pool_fits(PoolSize(60, 10, (None,)), memory=memory, num_devices=1)
     with pytest.raises(OutOfMemoryError, match=r"num_pages is 61.*set num_pages below 60"):
-        check_pool_fits(PoolSize(61, 10), memory=memory, num_devices=1)
-    check_pool_fits(PoolSize(120, 10), memory=memory, num_devices=2)
-    check_pool_fits(PoolSize(10**9, 10), memory=None, num_devices=1)
+        check_pool_fits(PoolSize(61, 10, (None,)), memory=memory, num_devices=1)
+    check_pool_fits(PoolSize(120, 10, (None,)), memory=memory, num_devices=2)
+    check_pool_fits(PoolSize(10**9, 10, (None,)), memory=None, num_devices=1)
 
 
 def test_weights_that_do_not_fit_are_refused_before_loading():

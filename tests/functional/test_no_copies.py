@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from rjax import functional
+from rjax.batch.page_groups import one_group
 from rjax.models.sharding import single_device_mesh
 from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.sampling import init_state
@@ -23,6 +24,7 @@ from tests.engine.tiny import make_engine, write_config
 from tests.functional.programs import CONFIG, prepared, prompts, tiny_model
 
 _OPERATION = re.compile(r"= (\w+)\[([\d,]*)\]\S* (copy|transpose)\(")
+GROUPS = one_group(CONFIG.num_layers)
 PAGES = 53  # a number that no other array of these programs has as an axis
 
 
@@ -84,9 +86,9 @@ def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs):
         page_size=8,
     )
     plan = PlanShape(rows, seqs, 64, backend.tuning.tile_rows, 16)
-    layout = PackedLayout(StepShape(rows, seqs, 8, 8, plan))
+    layout = PackedLayout(StepShape(rows, seqs, 8, 8, GROUPS, (plan,)))
     step = compile_step(graph, treedef, layout, StepFeatures("greedy"), backend, mesh)
-    pools = make_pools(CONFIG, PAGES, 8, jnp.dtype(jnp.float32), mesh)
+    pools = make_pools(CONFIG, GROUPS, PAGES, 8, jnp.dtype(jnp.float32), mesh)
     sampling = init_state(seqs, CONFIG.vocab_size)
     state = StepState(*pools, sampling, jnp.zeros(seqs, jnp.int32))
     packed = jnp.zeros(layout.size, jnp.int32)

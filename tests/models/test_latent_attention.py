@@ -13,6 +13,7 @@ from plain_checkpoints import decoded, write_plain, write_tensors
 from safetensors.numpy import load_file
 
 from rjax import models
+from rjax.batch.page_groups import one_group
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models.quantising import choose_settings, quantise_checkpoint
 from rjax.models.rope import halves_of_pairs
@@ -249,7 +250,8 @@ def test_no_rank_and_a_missing_one():
 def test_bytes_of_a_token(shapes, kib):
     """Those of the table in docs/models.md."""
     config = models.config_from_dict(SHAPES[shapes])
-    assert page_bytes(config, 64, jnp.dtype(jnp.bfloat16)) == 64 * kib * 1024
+    groups = one_group(config.num_layers)
+    assert page_bytes(config, groups, 64, jnp.dtype(jnp.bfloat16)) == 64 * kib * 1024
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,6 @@ def step_kernels(
             devices=devices,
             kv_dtype=kv_dtype,
             page_size=shape.page_size,
-            groups=shape.groups,
             peers=peers,
         )
     ]
