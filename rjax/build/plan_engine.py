@@ -21,7 +21,7 @@ from rjax.worker.dtype import choose_dtype, choose_kv_dtype
 from rjax.worker.engine_plan import EnginePlan, EnginePlatform
 from rjax.worker.kernels.uses import advise_whole_experts
 from rjax.worker.nccl import check_nccl
-from rjax.worker.step_sizing import gpu_pool_tokens
+from rjax.worker.pages.sizing import gpu_pool_tokens
 
 _SMALL_PROJECTION = 2**24
 """Weights of the largest projection; with fewer, kernels gain nothing from few bits.

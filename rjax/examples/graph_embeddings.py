@@ -26,7 +26,7 @@ from rjax.engine.pages.block_manager import BlockManager
 from rjax.engine.pages.host_pool import HostPool
 from rjax.errors import OutOfMemoryError
 from rjax.models.sharding import single_device_mesh
-from rjax.worker.page_mover import PageMover
+from rjax.worker.pages.mover import PageMover
 
 BLOCKS, BLOCK_NODES, NEIGHBOURS = 64, 64, 8
 FEATURES, WIDTH, CLASSES = 32, 64, 8

@@ -13,7 +13,7 @@ from rjax.batch.page_groups import PageGroups
 from rjax.models import ModelConfig
 from rjax.pallas_kernels.residual.peers import Peers
 from rjax.sampling import SamplingState, SlotRow, admit, init_state
-from rjax.worker.kv_cache import Pools, make_pools
+from rjax.worker.pages.pools import Pools, make_pools
 from rjax.worker.step import StepState
 
 

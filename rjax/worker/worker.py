@@ -29,10 +29,10 @@ from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.engine_plan import EnginePlan
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.uses import step_kernels
-from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
 from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy, may_pay
-from rjax.worker.page_mover import PageMover
+from rjax.worker.pages.mover import PageMover
+from rjax.worker.pages.sizing import num_host_pages, size_pool
 from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.programs.cache import CompiledPrograms, open_store
 from rjax.worker.programs.compile_process import lanes_starter

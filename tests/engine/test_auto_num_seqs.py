@@ -10,7 +10,8 @@ from rjax.config import EngineConfig, SchedulerSettings
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict
 from rjax.worker.backend import choose_backend
-from rjax.worker.step_sizing import gpu_pool_tokens, shape_table
+from rjax.worker.pages.sizing import gpu_pool_tokens
+from rjax.worker.step_sizing import shape_table
 
 from .tiny import make_engine
 

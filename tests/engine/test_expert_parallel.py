@@ -20,8 +20,8 @@ from rjax.worker.backend import choose_backend
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.experts_problem import expert_specs, experts_problem
 from rjax.worker.kernels.uses import advise_whole_experts
+from rjax.worker.memory import workspace_bytes
 from rjax.worker.step_shape import StepShape
-from rjax.worker.workspace import workspace_bytes
 
 from .test_experts_engine import MOE
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from rjax.models import config_from_dict
 from rjax.sampling import SamplingParams
-from rjax.worker.workspace import workspace_bytes
+from rjax.worker.memory import workspace_bytes
 
 from .tiny import CONFIG, VOCAB, dense, make_engine, run
 

@@ -9,7 +9,7 @@ from rjax.errors import InvalidConfigError
 from rjax.models import DenseAttention
 from rjax.pallas_kernels.rope_and_cache.base import rotate
 from rjax.sampling import SamplingParams
-from rjax.worker.kv_cache import page_bytes
+from rjax.worker.pages.pools import page_bytes
 
 from .invariants import check
 from .tiny import VOCAB, dense, make_engine, run

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.errors import InvalidConfigError, OutOfMemoryError
-from rjax.worker import page_mover
-from rjax.worker.page_mover import PageMover
+from rjax.worker.pages import mover as page_mover
+from rjax.worker.pages.mover import PageMover
 
 PAGES, SHAPE = 32, (2, 8, 4)
 DATA = np.random.default_rng(0).normal(size=(PAGES, 2, *SHAPE)).astype(np.float32)

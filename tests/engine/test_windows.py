@@ -10,7 +10,7 @@ from rjax.batch.page_hash import PageHashes, group_key
 from rjax.errors import OutOfMemoryError
 from rjax.models import config_from_dict
 from rjax.sampling import SamplingParams
-from rjax.worker.memory_sizing import fit_pool
+from rjax.worker.pages.sizing import fit_pool
 
 from .fake_worker import fake_engine
 from .invariants import check

@@ -19,12 +19,12 @@ from rjax.models.loading.config import with_quantization
 from rjax.models.schemes import ON_LOAD
 from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.sampling import SamplingParams
-from rjax.worker import memory_sizing
-from rjax.worker.memory_sizing import check_pool_fits, check_weights_fit, fit_pool
+from rjax.worker.memory import check_weights_fit, workspace_bytes
+from rjax.worker.pages import sizing
+from rjax.worker.pages.sizing import check_pool_fits, fit_pool
 from rjax.worker.programs.cache import keep_compiled
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepShape
-from rjax.worker.workspace import workspace_bytes
 
 from .tiny import make_engine, run
 
@@ -120,8 +120,8 @@ def test_the_pool_takes_what_is_left():
 
 def on_a_cpu(monkeypatch, total: int, free: int, **changes) -> int:
     """Pages on a host with so many MiB, of 1 MiB each."""
-    monkeypatch.setattr(memory_sizing, "host_memory", lambda: total * 2**20)
-    monkeypatch.setattr(memory_sizing, "available_memory", lambda: free * 2**20)
+    monkeypatch.setattr(sizing, "host_memory", lambda: total * 2**20)
+    monkeypatch.setattr(sizing, "available_memory", lambda: free * 2**20)
     return fit(memory=None, num_seqs=10**6, max_model_len=64, **changes).num_pages
 
 

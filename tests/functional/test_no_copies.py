@@ -15,7 +15,7 @@ from rjax.models.sharding import single_device_mesh
 from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
-from rjax.worker.kv_cache import make_pools
+from rjax.worker.pages.pools import make_pools
 from rjax.worker.programs.keys import multi_step_key
 from rjax.worker.step import StepState, compile_step
 from rjax.worker.step_input import PackedLayout

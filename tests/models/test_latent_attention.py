@@ -19,7 +19,7 @@ from rjax.models.quantising import choose_settings, quantise_checkpoint
 from rjax.models.rope import halves_of_pairs
 from rjax.pallas_kernels.pending import UnmergedAttention
 from rjax.pallas_kernels.rope_and_cache.base import rotate
-from rjax.worker.kv_cache import page_bytes
+from rjax.worker.pages.pools import page_bytes
 
 GOLDENS = Path(__file__).parent.parent / "golden" / "experts"
 V2, V3 = "deepseek_v2_j8_k3_groups", "deepseek_v3_j8_k3_groups"

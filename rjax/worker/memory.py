@@ -1,10 +1,17 @@
-"""The device memory that a step needs besides weights and KV pool, without compiling it."""
+"""The device memory that the weights take, and that a step needs besides them and the KV pool."""
+
+import math
+from collections.abc import Mapping
 
 import numpy as np
 
+from rjax.errors import OutOfMemoryError
 from rjax.models import ExpertsConfig, ModelConfig
 from rjax.pallas_kernels.experts.work_list import max_tiles, tile_rows
 from rjax.worker.step_shape import StepShape
+
+MAX_UTILIZATION = 0.98
+"""Share of the memory that error messages advise at most."""
 
 _FLOAT32 = np.dtype(np.float32).itemsize
 _LOGITS_COPIES = 8  # float32 [B, V] arrays that the sampler in mode "full" holds, sorting included
@@ -74,3 +81,41 @@ def _experts_bytes(experts: ExpertsConfig, rows: int, width: int, itemsize: int)
     slots, pairs = _pair_slots(experts, rows), rows * experts.top_k
     scores = 4 * rows * experts.num_experts * _FLOAT32
     return slots * width * (itemsize + _FLOAT32) + pairs * width * _FLOAT32 + scores
+
+
+def check_weights_fit(
+    weights: int,
+    *,
+    memory: Mapping[str, int] | None,
+    num_devices: int,
+    utilization: float,
+) -> None:
+    """Refuse a model whose weights do not fit, before they are loaded.
+
+    Args:
+        weights: bytes of all devices together.
+        memory: ``memory_stats()`` of one device; None (a CPU) checks nothing.
+        num_devices: number of devices that the weights are sharded over.
+        utilization: share of the memory that may be used.
+
+    Raises:
+        OutOfMemoryError: they do not fit; the message says on how many devices they would.
+    """
+    if not memory or "bytes_limit" not in memory:
+        return
+    available = memory["bytes_limit"] * utilization - memory["bytes_in_use"]
+    if weights > available * num_devices:
+        share = (weights / num_devices + memory["bytes_in_use"]) / memory["bytes_limit"]
+        remedies = []
+        if share <= MAX_UTILIZATION:
+            remedies.append(f"raise gpu_memory_utilization above {share:.2f}")
+        if available > 0:
+            devices = 1 << (math.ceil(weights / available) - 1).bit_length()
+            remedies.append(f"set tensor_parallel_size={devices}")
+        else:
+            remedies.append("free device memory")
+        remedies.append("choose a 16-bit dtype, quantization fp8 or int4, or a smaller model")
+        raise OutOfMemoryError(
+            f"the weights take {weights / 2**30:.1f} GiB and {num_devices} device(s) have "
+            f"{max(available, 0) * num_devices / 2**30:.1f} GiB to give: {', or '.join(remedies)}"
+        )

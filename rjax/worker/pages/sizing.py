@@ -1,4 +1,4 @@
-"""How many pages the KV pool gets, and whether weights and pool fit into memory."""
+"""How many pages the KV pool gets, and how many tokens they hold."""
 
 import math
 from collections.abc import Mapping
@@ -9,15 +9,14 @@ from jax.sharding import Mesh
 from rjax.batch.page_groups import pages_held, tokens_held
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize
-from rjax.config import CacheSettings
+from rjax.config import CacheSettings, EngineConfig
 from rjax.config.memory_sizes import available_memory, host_memory
 from rjax.errors import OutOfMemoryError
 from rjax.models import ModelConfig
-from rjax.worker.kv_cache import page_bytes
-from rjax.worker.step_shape import StepShape
-from rjax.worker.workspace import workspace_bytes
+from rjax.worker.memory import MAX_UTILIZATION, workspace_bytes
+from rjax.worker.pages.pools import page_bytes
+from rjax.worker.step_shape import ShapeTable, StepShape
 
-_MAX_UTILIZATION = 0.98  # that error messages advise
 _CPU_SHARE = 0.1  # of the host's memory: other programs need the rest
 _CPU_BYTES = 2**30  # unless a sequence of full length needs more
 _FREE_SHARE = 0.5  # of the free part of it
@@ -130,7 +129,7 @@ def fit_pool(
             remedies.append(f"lower max_model_len to {tokens} or less")
         if memory and "bytes_limit" in memory:
             share = (needed / num_devices + taken) / memory["bytes_limit"]
-            if share <= _MAX_UTILIZATION:
+            if share <= MAX_UTILIZATION:
                 remedies.append(f"raise gpu_memory_utilization to {math.ceil(share * 100) / 100}")
             remedies.append("lower max_num_batched_tokens, or raise tensor_parallel_size")
         else:
@@ -165,7 +164,7 @@ def gpu_pool_pages(
         utilization = settings.gpu_memory_utilization
         budget = _gpu_budget(memory, num_devices, utilization, workspace_bytes)
         return round_down(max(0, budget // bytes_per_page), _GPU_STEPS)
-    budget = _gpu_budget(memory, num_devices, _MAX_UTILIZATION, workspace_bytes)
+    budget = _gpu_budget(memory, num_devices, MAX_UTILIZATION, workspace_bytes)
     return settings.num_pages if settings.num_pages * bytes_per_page <= budget else 0
 
 
@@ -207,39 +206,48 @@ def check_pool_fits(pool: PoolSize, *, memory: Mapping[str, int] | None, num_dev
         )
 
 
-def check_weights_fit(
-    weights: int,
+def gpu_pool_tokens(
+    config: EngineConfig,
+    model: ModelConfig,
+    shapes: ShapeTable,
     *,
-    memory: Mapping[str, int] | None,
+    limits: StepLimits,
+    dtype: jnp.dtype,
+    kv_dtype: jnp.dtype,
+    memory: Mapping[str, int],
     num_devices: int,
-    utilization: float,
-) -> None:
-    """Refuse a model whose weights do not fit, before they are loaded.
+) -> int:
+    """Tokens of the KV pool on GPUs whose weights are loaded; nothing is compiled for it.
+
+    It counts the tokens of sequences that keep all their pages, but no fewer than one sequence of
+    full length has, if it fits.
 
     Args:
-        weights: bytes of all devices together.
-        memory: ``memory_stats()`` of one device; None (a CPU) checks nothing.
-        num_devices: number of devices that the weights are sharded over.
-        utilization: share of the memory that may be used.
-
-    Raises:
-        OutOfMemoryError: they do not fit; the message says on how many devices they would.
+        config: the engine's configuration; a configured ``num_pages`` that does not fit beside the
+            largest step gives 0.
+        model: the model's shapes.
+        shapes: the engine's step shapes.
+        limits: limits of the steps.
+        dtype, kv_dtype: dtypes of the weights and of the KV.
+        memory: ``memory_stats()`` of one device.
+        num_devices: number of devices that the pool is sharded over.
     """
-    if not memory or "bytes_limit" not in memory:
-        return
-    available = memory["bytes_limit"] * utilization - memory["bytes_in_use"]
-    if weights > available * num_devices:
-        share = (weights / num_devices + memory["bytes_in_use"]) / memory["bytes_limit"]
-        remedies = []
-        if share <= _MAX_UTILIZATION:
-            remedies.append(f"raise gpu_memory_utilization above {share:.2f}")
-        if available > 0:
-            devices = 1 << (math.ceil(weights / available) - 1).bit_length()
-            remedies.append(f"set tensor_parallel_size={devices}")
-        else:
-            remedies.append("free device memory")
-        remedies.append("choose a 16-bit dtype, quantization fp8 or int4, or a smaller model")
-        raise OutOfMemoryError(
-            f"the weights take {weights / 2**30:.1f} GiB and {num_devices} device(s) have "
-            f"{max(available, 0) * num_devices / 2**30:.1f} GiB to give: {', or '.join(remedies)}"
-        )
+    cache, groups = config.cache, shapes.largest.groups
+    workspace = workspace_bytes(
+        model,
+        shapes.largest,
+        itemsize=dtype.itemsize,
+        num_slots=limits.num_slots,
+        num_devices=num_devices,
+    )
+    pages = gpu_pool_pages(
+        cache,
+        page_bytes(model, groups, cache.page_size, kv_dtype),
+        memory=memory,
+        num_devices=num_devices,
+        workspace_bytes=workspace,
+    )
+    longest = shapes.largest.plans[0].max_context
+    fits = pages_held(groups.windows, longest, cache.page_size) <= pages
+    # Many short sequences keep all their pages.
+    return max(longest if fits else 0, pages // len(groups.windows) * cache.page_size)

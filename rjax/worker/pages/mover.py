@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.errors import InvalidConfigError, OutOfMemoryError
-from rjax.worker.kv_cache import Pools
+from rjax.worker.pages.pools import Pools
 from rjax.worker.programs.background_compiler import CompileTask
 
 type Page = Float[Array, "pools K S H"]
