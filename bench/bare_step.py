@@ -16,8 +16,8 @@ from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_roofline import DecodeCase
 from rjax.pallas_kernels.attention.plan.host import plan_attention
 from rjax.worker.programs.keys import step_key
-from rjax.worker.step_input import GroupInput, StepInput
-from rjax.worker.step_shape import StepShape
+from rjax.worker.step.input import GroupInput, StepInput
+from rjax.worker.step.shape import StepShape
 from rjax.worker.worker import Worker
 
 _SECONDS = 0.7  # seconds of the shorter of two runs on a GPU; both, three times: 8.4 s

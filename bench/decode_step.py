@@ -63,9 +63,12 @@ from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.programs.cache import compiler_options
 from rjax.worker.programs.keys import StepPrograms, multi_step_key, step_key
-from rjax.worker.step import StepResult, StepState
-from rjax.worker.step_input import GroupInput, PackedLayouts, StepInput
-from rjax.worker.step_shape import StepFeatures, StepShape
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.input import GroupInput, StepInput
+from rjax.worker.step.layout import PackedLayouts
+from rjax.worker.step.result import StepResult
+from rjax.worker.step.shape import StepShape
+from rjax.worker.step.state import StepState
 
 COLUMNS = {
     "model": "model shapes",

@@ -45,9 +45,10 @@ from rjax.models.schemes import ON_LOAD
 from rjax.models.sharding import single_device_mesh
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
-from rjax.worker.step import StepState, compile_step
-from rjax.worker.step_input import PackedLayout
-from rjax.worker.step_shape import StepFeatures
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.layout import PackedLayout
+from rjax.worker.step.program import compile_step
+from rjax.worker.step.state import StepState
 
 COLUMNS = {
     "model": "model shapes",

@@ -40,9 +40,10 @@ from rjax.engine.parts import EngineParts
 from rjax.pallas_kernels.attention.plan.host import CostModel, PlanShape
 from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.worker.step_input import PackedLayouts
-from rjax.worker.step_input_builder import StepInputBuilder
-from rjax.worker.step_shape import ShapeTable, step_features
+from rjax.worker.step.builder import StepInputBuilder
+from rjax.worker.step.features import step_features
+from rjax.worker.step.layout import PackedLayouts
+from rjax.worker.step.shape import ShapeTable
 
 PAGES, PAGE_SIZE, LENGTH, BUDGET, SPLIT = 100_000, 64, 8192, 8192, 512
 _POLICY = SplitPolicy(16, 33, 64, multi_row_lanes=2, single_lane_rows=16)

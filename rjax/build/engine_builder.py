@@ -25,8 +25,8 @@ from rjax.models import (
 from rjax.sampling import LIMITS, SamplingParams
 from rjax.tokenization import Tokenizer
 from rjax.worker.memory import check_weights_fit
-from rjax.worker.multi_step_policy import multi_step_policy
 from rjax.worker.programs.cache import keep_compiled
+from rjax.worker.step.multi_step_policy import multi_step_policy
 from rjax.worker.worker import Worker
 
 

@@ -136,7 +136,7 @@ def kernels(config: Any) -> dict[str, Any]:
 def _step_kernels(plan: "EnginePlan") -> list[dict[str, Any]]:
     """The kernels of a step of one sequence, of all sequences, and of prompt chunks."""
     from rjax.worker.kernels.uses import step_kernels
-    from rjax.worker.step_shape import StepShape
+    from rjax.worker.step.shape import StepShape
 
     backend, page_size, limits = plan.backend, plan.config.cache.page_size, plan.limits
     length = plan.max_model_len

@@ -11,7 +11,7 @@ from rjax.functional.setup import Setup
 from rjax.functional.state import DecodeState
 from rjax.pallas_kernels.attention.plan.device import plan_on_device
 from rjax.worker.paged_operations import PagedOperations
-from rjax.worker.step_input import GroupInput, StepInput
+from rjax.worker.step.input import GroupInput, StepInput
 
 
 def prefill(

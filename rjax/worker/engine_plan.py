@@ -11,8 +11,7 @@ from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
 from rjax.models import ModelConfig
 from rjax.worker.backend import Backend
-from rjax.worker.step_shape import ShapeTable
-from rjax.worker.step_sizing import shape_table
+from rjax.worker.step.shape import ShapeTable, shape_table
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

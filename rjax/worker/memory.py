@@ -8,7 +8,7 @@ import numpy as np
 from rjax.errors import OutOfMemoryError
 from rjax.models import ExpertsConfig, ModelConfig
 from rjax.pallas_kernels.experts.work_list import max_tiles, tile_rows
-from rjax.worker.step_shape import StepShape
+from rjax.worker.step.shape import StepShape
 
 MAX_UTILIZATION = 0.98
 """Share of the memory that error messages advise at most."""

@@ -17,12 +17,11 @@ from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 from rjax.pallas_kernels.residual.peers import Peers
 from rjax.worker.backend import Backend
-from rjax.worker.group_views import group_views
 from rjax.worker.kernels import Choice
 from rjax.worker.kernels.run import run_kernel
 from rjax.worker.layer_kernels import Pools
 from rjax.worker.operations import HEADS, UNMERGED, DispatchedOperations
-from rjax.worker.step_input import StepInput
+from rjax.worker.step.input import StepInput
 from rjax.worker.value_specs import qkv_specs
 from rjax.worker.write_and_attend import write_and_attend
 
@@ -74,7 +73,7 @@ class PagedOperations(DispatchedOperations):
         self.v_pages = list(v_pages)
         self._step = step
         self._groups = groups
-        self._views = group_views(step)
+        self._views = step.views()
         self._plans: list[Any] = []  # of each page group, as the attention backend takes them
 
     @property

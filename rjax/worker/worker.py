@@ -25,12 +25,9 @@ from rjax.models import LoadedModel
 from rjax.pallas_kernels.attention.plan.host import CostModel, Sharing
 from rjax.sampling import SamplerMode, SlotRow
 from rjax.worker.cost_model import fitted_cost_model
-from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.engine_plan import EnginePlan
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.uses import step_kernels
-from rjax.worker.multi_step import MultiStepQueue, QueuedResult
-from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy, may_pay
 from rjax.worker.pages.mover import PageMover
 from rjax.worker.pages.sizing import num_host_pages, size_pool
 from rjax.worker.peer_memory import make_peer_memory
@@ -45,11 +42,16 @@ from rjax.worker.programs.warmup import (
     short_multi_step_keys,
     warmup_keys,
 )
-from rjax.worker.readout import read_result, start_copy
-from rjax.worker.step_input import PackedLayouts, prompt_targets
-from rjax.worker.step_input_builder import StepInputBuilder
-from rjax.worker.step_runner import StepRunner, UnsampledStep
-from rjax.worker.step_shape import StepFeatures, StepShape, features_of, step_features
+from rjax.worker.step.builder import StepInputBuilder
+from rjax.worker.step.features import StepFeatures, features_of, step_features
+from rjax.worker.step.layout import PackedLayouts
+from rjax.worker.step.multi_step import MultiStepQueue, QueuedResult
+from rjax.worker.step.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy, may_pay
+from rjax.worker.step.prepare import prompt_targets
+from rjax.worker.step.result import read_result, start_copy
+from rjax.worker.step.runner import StepRunner, UnsampledStep
+from rjax.worker.step.shape import StepShape
+from rjax.worker.step.state import DeviceState, make_step_state
 
 # A padded row costs a CPU as much as any other; a larger size than this is slower than to wait.
 _CPU_PADDING = 4.0

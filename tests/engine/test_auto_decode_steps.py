@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from rjax.build import engine_builder
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy
 from rjax.worker.programs import warmup
-from rjax.worker.step_runner import StepRunner
+from rjax.worker.step.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy
+from rjax.worker.step.runner import StepRunner
 
 from .test_background_warmup import wait_until_compiled
 from .test_decode_steps import AT_ONCE, requests, tokens

@@ -11,7 +11,7 @@ from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict
 from rjax.worker.backend import choose_backend
 from rjax.worker.pages.sizing import gpu_pool_tokens
-from rjax.worker.step_sizing import shape_table
+from rjax.worker.step.shape import shape_table
 
 from .tiny import make_engine
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rjax.worker.batch_order import by_shared_pages
+from rjax.worker.step.batch_order import by_shared_pages
 
 # A stand-in for a scheduled sequence has what is read of it, and not its type.
 pytestmark = pytest.mark.usefixtures("no_annotations_checked")

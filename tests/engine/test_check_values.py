@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rjax.sampling import SamplingParams
-from rjax.worker import step_input_builder
+from rjax.worker.step import builder as step_input_builder
 
 from .tiny import make_engine, run
 

@@ -16,9 +16,10 @@ from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.programs.cache import keep_compiled
 from rjax.worker.programs.keys import StepPrograms, multi_step_key, step_key
-from rjax.worker.step import StepState
-from rjax.worker.step_input import PackedLayouts
-from rjax.worker.step_shape import ShapeTable, StepFeatures
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.layout import PackedLayouts
+from rjax.worker.step.shape import ShapeTable
+from rjax.worker.step.state import StepState
 
 
 def lowered(

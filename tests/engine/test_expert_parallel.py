@@ -21,7 +21,7 @@ from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.experts_problem import expert_specs, experts_problem
 from rjax.worker.kernels.uses import advise_whole_experts
 from rjax.worker.memory import workspace_bytes
-from rjax.worker.step_shape import StepShape
+from rjax.worker.step.shape import StepShape
 
 from .test_experts_engine import MOE
 
@@ -45,7 +45,9 @@ config = config_from_dict(MOE | {
 class Step:
     def __init__(self, positions):
         self.positions = positions
-        self.groups = ()
+
+    def views(self):
+        return ()
 
 def routings(T, draw):
     own = [draw.permutation(J)[:X] for _ in range(T)]

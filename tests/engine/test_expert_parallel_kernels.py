@@ -18,9 +18,11 @@ from rjax.models.decoder import Decoder
 from rjax.pallas_kernels.residual.peers import Peers, update_capacity
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
-from rjax.worker.step import StepState, compile_step
-from rjax.worker.step_input import PackedLayout
-from rjax.worker.step_shape import StepFeatures, StepShape
+from rjax.worker.step.state import StepState
+from rjax.worker.step.program import compile_step
+from rjax.worker.step.layout import PackedLayout
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.shape import StepShape
 
 whole = config_from_dict(SHAPES["qwen3-30b-a3b"] | {"num_hidden_layers": 2})
 dtype = jnp.dtype(jnp.bfloat16)

@@ -10,7 +10,7 @@ from rjax.commands.info import _kernel_lines
 from rjax.models import config_from_dict
 from rjax.worker.backend import choose_backend
 from rjax.worker.kernels.uses import step_kernels
-from rjax.worker.step_shape import StepShape
+from rjax.worker.step.shape import StepShape
 
 OPT = {
     "architectures": ["OPTForCausalLM"],

@@ -13,9 +13,11 @@ from rjax.models.sharding import single_device_mesh
 from rjax.pallas_kernels.gemm.skinny_gemm import ROWS
 from rjax.sampling import SamplingParams, init_state
 from rjax.worker.backend import choose_backend
-from rjax.worker.step import StepState, compile_step
-from rjax.worker.step_input import PackedLayout
-from rjax.worker.step_shape import StepFeatures, StepShape
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.layout import PackedLayout
+from rjax.worker.step.program import compile_step
+from rjax.worker.step.shape import StepShape
+from rjax.worker.step.state import StepState
 from tests.models.quantised_files import write_quantised
 
 from .test_few_rows import PlainForms

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rjax.config import EngineConfig
-from rjax.worker.multi_step_policy import (
+from rjax.worker.step.multi_step_policy import (
     MAX_PROGRAM_SECONDS,
     MultiStepPolicy,
     may_pay,

@@ -7,7 +7,7 @@ from rjax.batch.step_limits import StepLimits, step_limits
 from rjax.config import SchedulerSettings
 from rjax.pallas_kernels.attention.plan.host import PlanShape
 from rjax.sampling import SamplingParams
-from rjax.worker.step_shape import ShapeTable
+from rjax.worker.step.shape import ShapeTable
 
 from .fake_worker import fake_engine
 from .invariants import run_checked as run

@@ -13,8 +13,8 @@ from rjax.models.sharding import single_device_mesh
 from rjax.worker.backend import choose_backend
 from rjax.worker.paged_operations import PagedOperations
 from rjax.worker.recorded_operations import layer_choices
-from rjax.worker.step_input import PackedLayout
-from rjax.worker.step_shape import StepShape
+from rjax.worker.step.layout import PackedLayout
+from rjax.worker.step.shape import StepShape
 
 CASES = [
     ("qwen3-0.6b", None, 1),

@@ -17,10 +17,11 @@ from rjax.pallas_kernels.attention.reference import paged_attention_reference
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.attention.xla.attention import paged_attention
 from rjax.sampling import SamplingParams
-from rjax.worker import step_input_builder
-from rjax.worker.step_input import PackedLayouts, build_step_input, mean_stats
-from rjax.worker.step_input_builder import COALESCED_STEPS, StepInputBuilder
-from rjax.worker.step_shape import StepShape
+from rjax.worker.step import builder as step_input_builder
+from rjax.worker.step.builder import COALESCED_STEPS, StepInputBuilder
+from rjax.worker.step.layout import PackedLayouts
+from rjax.worker.step.prepare import build_step_input, mean_stats
+from rjax.worker.step.shape import StepShape
 
 from .tiny import make_engine, run
 

@@ -23,8 +23,8 @@ from rjax.worker.memory import check_weights_fit, workspace_bytes
 from rjax.worker.pages import sizing
 from rjax.worker.pages.sizing import check_pool_fits, fit_pool
 from rjax.worker.programs.cache import keep_compiled
-from rjax.worker.step_input import PackedLayout
-from rjax.worker.step_shape import StepShape
+from rjax.worker.step.layout import PackedLayout
+from rjax.worker.step.shape import StepShape
 
 from .tiny import make_engine, run
 

@@ -17,9 +17,11 @@ from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.pages.pools import make_pools
 from rjax.worker.programs.keys import multi_step_key
-from rjax.worker.step import StepState, compile_step
-from rjax.worker.step_input import PackedLayout
-from rjax.worker.step_shape import StepFeatures, StepShape
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.layout import PackedLayout
+from rjax.worker.step.program import compile_step
+from rjax.worker.step.shape import StepShape
+from rjax.worker.step.state import StepState
 from tests.engine.tiny import make_engine, write_config
 from tests.functional.programs import CONFIG, prepared, prompts, tiny_model
 

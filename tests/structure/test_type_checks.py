@@ -6,7 +6,7 @@ import pytest
 from beartype import roar
 
 from rjax.pallas_kernels.attention.plan.splits import Spans, SplitPolicy
-from rjax.worker.multi_step_policy import MultiStepPolicy
+from rjax.worker.step.multi_step_policy import MultiStepPolicy
 
 POLICY = SplitPolicy(1, 1, 1)
 

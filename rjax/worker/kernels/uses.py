@@ -12,7 +12,7 @@ from rjax.pallas_kernels.residual.peers import Peers
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.dispatcher import Choice
 from rjax.worker.recorded_operations import layer_choices
-from rjax.worker.step_shape import StepShape
+from rjax.worker.step.shape import StepShape
 
 _log = logging.getLogger("rjax")
 

@@ -15,7 +15,7 @@ from rjax.errors import OutOfMemoryError
 from rjax.models import ModelConfig
 from rjax.worker.memory import MAX_UTILIZATION, workspace_bytes
 from rjax.worker.pages.pools import page_bytes
-from rjax.worker.step_shape import ShapeTable, StepShape
+from rjax.worker.step.shape import ShapeTable, StepShape
 
 _CPU_SHARE = 0.1  # of the host's memory: other programs need the rest
 _CPU_BYTES = 2**30  # unless a sequence of full length needs more

@@ -10,15 +10,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.uses import KernelLog
-from rjax.worker.step import (
-    StepState,
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.layout import PackedLayouts
+from rjax.worker.step.program import (
     compile_prompt_logprobs,
     compile_sampling,
     compile_step,
     logits_sharding,
 )
-from rjax.worker.step_input import PackedLayouts
-from rjax.worker.step_shape import StepFeatures, StepShape
+from rjax.worker.step.shape import StepShape
+from rjax.worker.step.state import StepState
 
 _GREEDY = StepFeatures("greedy")
 

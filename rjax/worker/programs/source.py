@@ -32,7 +32,7 @@ from rjax.pallas_kernels.kernel import registered_kernels
 from rjax.worker.backend import Backend, choose_backend, compute_capability
 from rjax.worker.programs.cache import CompiledPrograms, ProgramStore
 from rjax.worker.programs.keys import ProgramArguments, StepPrograms
-from rjax.worker.step_input import PackedLayouts
+from rjax.worker.step.layout import PackedLayouts
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _VARIABLES = ("XLA_", "JAX_", "MOSAIC_", "TRITON_")  # of the environment, that reach the compiler

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Int
 
 from rjax.sampling import ADMISSIONS, SamplerMode, lower_admission
-from rjax.worker.device_state import DeviceState
 from rjax.worker.programs.background_compiler import BackgroundCompiler, CompileTask
 from rjax.worker.programs.cache import CompiledPrograms
 from rjax.worker.programs.compile_process import CompileLane
@@ -21,9 +20,11 @@ from rjax.worker.programs.keys import (
     sampling_key,
     step_key,
 )
-from rjax.worker.step_input import build_step_input, empty_tables
-from rjax.worker.step_runner import StepRunner
-from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.prepare import empty_input
+from rjax.worker.step.runner import StepRunner
+from rjax.worker.step.shape import ShapeTable, StepShape
+from rjax.worker.step.state import DeviceState
 
 _FIRST_SHAPES = 3  # that serve every batch well, where larger steps may serve
 _FIRST_RUNS = 2  # of a program: XLA makes its CUDA graph in the second
@@ -243,5 +244,4 @@ def _is_short(runner: StepRunner, state: DeviceState, shape: StepShape, seconds:
 
 
 def _empty_input(runner: StepRunner, shape: StepShape) -> Int[np.ndarray, " Z"]:
-    empty, _ = build_step_input([], empty_tables(shape), shape, "off")
-    return runner.layouts[shape].pack(empty)
+    return runner.layouts[shape].pack(empty_input(shape))

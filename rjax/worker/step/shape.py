@@ -5,11 +5,10 @@ import math
 from collections.abc import Callable
 
 from rjax.batch.page_groups import GroupKind, PageGroups
-from rjax.batch.scheduled_sequence import ScheduledSequence
-from rjax.batch.sequence import Sequence
 from rjax.batch.step_limits import StepLimits
+from rjax.config import EngineConfig
 from rjax.pallas_kernels.attention.plan.host import PlanShape
-from rjax.sampling import SamplerMode, step_mode
+from rjax.worker.backend import Backend
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,50 +46,6 @@ class StepShape:
         if window is None:
             return self.table_pages
         return min(self.table_pages, (window + self.rows - 2) // self.page_size + 2)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepFeatures:
-    """What a step computes besides the next token; each combination is its own program.
-
-    Attributes:
-        sampling: the cheapest sampler mode that serves every sequence of the step.
-        num_logprobs: alternatives returned for each sampled token; 0 returns no logprobs of them.
-        num_prompt_logprobs: the same for the prompt's tokens.
-    """
-
-    sampling: SamplerMode
-    num_logprobs: int = 0
-    num_prompt_logprobs: int = 0
-
-
-def step_features(batch: list[ScheduledSequence], num_logprobs: int) -> StepFeatures:
-    """The features of a batch's step; ``num_logprobs`` are returned if any sequence wants some."""
-    sequences = [item.sequence for item in batch]
-    prompt = sampled = False
-    if any([s.wants_logprobs for s in sequences]):
-        sampled = any(s.params.logprobs is not None for s in sequences)
-        prompt = any(
-            item.sequence.params.prompt_logprobs is not None
-            and item.start < len(item.sequence.prompt_token_ids)
-            for item in batch
-        )
-    return StepFeatures(
-        sampling=step_mode({s.sampler_mode for s in sequences}),
-        num_logprobs=num_logprobs if sampled else 0,
-        num_prompt_logprobs=num_logprobs if prompt else 0,
-    )
-
-
-def features_of(sequence: Sequence, num_logprobs: int) -> list[StepFeatures]:
-    """The features that a sequence may bring into steps with any others.
-
-    Logprobs are those of the step's mode, which may be that of another sequence.
-    """
-    sampled = sequence.params.logprobs is not None
-    modes: tuple[SamplerMode, ...] = ("random", "full") if sampled else (sequence.sampler_mode,)
-    prompt = num_logprobs if sequence.params.prompt_logprobs is not None else 0
-    return [StepFeatures(mode, num_logprobs if sampled else 0, prompt) for mode in modes]
 
 
 class ShapeTable:
@@ -179,3 +134,48 @@ class ShapeTable:
         one_each = rows == seqs <= self._decode[-1].seqs
         candidates = self.all if one_each else self._mixed
         return [s for s in candidates if s.rows >= rows and s.seqs >= seqs]
+
+
+def shape_table(
+    config: EngineConfig,
+    *,
+    backend: Backend,
+    max_model_len: int,
+    limits: StepLimits,
+    growth: int,
+    groups: PageGroups,
+) -> ShapeTable:
+    """The step shapes of a backend.
+
+    Args:
+        config: the engine's configuration.
+        backend: kernels of the steps.
+        max_model_len: tokens of the longest sequence.
+        limits: limits of the steps.
+        growth: ratio of one step size to the next smaller one.
+        groups: page groups of the model.
+    """
+    page_size = config.cache.page_size
+
+    def plan_shape(rows: int, seqs: int, unpadded_rows: int, window: int | None) -> PlanShape:
+        return backend.plan_shape(
+            rows,
+            seqs,
+            max_model_len,
+            page_size,
+            unpadded_rows=unpadded_rows,
+            coalesce=config.relay.mode == "auto",
+            kv_split_size=config.relay.kv_split_size,
+            window=window,
+        )
+
+    return ShapeTable(
+        limits=limits,
+        max_model_len=max_model_len,
+        page_size=page_size,
+        plan_shape=plan_shape,
+        padded_rows=backend.padded_rows,
+        spare_rows=backend.spare_rows,
+        growth=growth,
+        groups=groups,
+    )

@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, UInt32
 
-from rjax.worker.device_state import DeviceState
 from rjax.worker.programs.cache import CompiledPrograms
 from rjax.worker.programs.keys import (
     ProgramKey,
@@ -18,9 +17,11 @@ from rjax.worker.programs.keys import (
     sampling_key,
     step_key,
 )
-from rjax.worker.step import StepResult
-from rjax.worker.step_input import PackedLayouts
-from rjax.worker.step_shape import StepFeatures, StepShape
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.layout import PackedLayouts
+from rjax.worker.step.result import StepResult
+from rjax.worker.step.shape import StepShape
+from rjax.worker.step.state import DeviceState
 
 _ALL_ALLOWED = 0xFFFFFFFF  # bitmask word that allows 32 tokens
 

@@ -15,16 +15,11 @@ from jaxtyping import Int
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.pallas_kernels.attention.plan.host import PlanShape, PlanStats, Sharing
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
-from rjax.worker.batch_order import by_shared_pages
-from rjax.worker.step_input import (
-    PackedLayouts,
-    StepInput,
-    build_step_input,
-    check_step_input,
-    mean_stats,
-    write_group,
-)
-from rjax.worker.step_shape import StepShape
+from rjax.worker.step.batch_order import by_shared_pages
+from rjax.worker.step.input import StepInput
+from rjax.worker.step.layout import PackedLayouts
+from rjax.worker.step.prepare import build_step_input, check_step_input, mean_stats, write_group
+from rjax.worker.step.shape import StepShape
 
 COALESCED_STEPS = 16
 """Steps that a plan for many sequences serves at least where splits are coalesced, unless a window

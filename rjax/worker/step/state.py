@@ -3,18 +3,38 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from rjax.batch.page_groups import PageGroups
 from rjax.models import ModelConfig
 from rjax.pallas_kernels.residual.peers import Peers
 from rjax.sampling import SamplingState, SlotRow, admit, init_state
 from rjax.worker.pages.pools import Pools, make_pools
-from rjax.worker.step import StepState
+
+
+@no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepState:
+    """The arrays that live on the device from step to step; they are donated to each step.
+
+    Attributes:
+        k_pages, v_pages: one pool a layer.
+        sampling: a row for each slot.
+        last_tokens: the token last sampled for each slot, input of the next step.
+        peers: exchange buffers of the mesh; None without.
+    """
+
+    k_pages: list[Float[Array, "P K S H"]]
+    v_pages: list[Float[Array, "P K S H"]]
+    sampling: SamplingState
+    last_tokens: Int[Array, " slots"]
+    peers: Peers | None = None
 
 
 class DeviceState:

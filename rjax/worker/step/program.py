@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, no_type_check
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Float32, Int, UInt32
 
 from rjax.models.sharding import partition_spec
 from rjax.pallas_kernels.mosaic.emit import EARLY_STARTS
-from rjax.pallas_kernels.residual.peers import Peers
 from rjax.sampling import (
     Argmax,
     SampleResult,
@@ -26,53 +25,12 @@ from rjax.sampling import (
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice
 from rjax.worker.paged_operations import PagedOperations
-from rjax.worker.step_input import PackedLayout
-from rjax.worker.step_shape import StepFeatures
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.layout import PackedLayout
+from rjax.worker.step.result import StepResult
+from rjax.worker.step.state import StepState
 
 _PROMPT_BLOCK = 64  # prompt rows whose logits are computed at once
-
-
-@no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class StepState:
-    """The arrays that live on the device from step to step; they are donated to each step.
-
-    Attributes:
-        k_pages, v_pages: one pool a layer.
-        sampling: a row for each slot.
-        last_tokens: the token last sampled for each slot, input of the next step.
-        peers: exchange buffers of the mesh; None without.
-    """
-
-    k_pages: list[Float[Array, "P K S H"]]
-    v_pages: list[Float[Array, "P K S H"]]
-    sampling: SamplingState
-    last_tokens: Int[Array, " slots"]
-    peers: Peers | None = None
-
-
-@no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """The result of a step; parts that no request asked for are None.
-
-    The host reads all but the logits and hidden states, one step late.
-
-    Attributes:
-        tokens: sampled token of each sequence of the batch; -1 where none was.
-        sampled: logprobs of the sampled tokens.
-        prompt: logprobs of the tokens that follow each of the T rows.
-        logits: logits of each sequence of the batch, for a sampling program.
-        hidden: final-normed hidden states of the T rows, for the prompt logprobs.
-    """
-
-    tokens: Int[Array, " B"]
-    sampled: TokenLogprobs | None = None
-    prompt: TokenLogprobs | None = None
-    logits: Float32[Array, "B V"] | None = None
-    hidden: Float[Array, "T D"] | None = None
 
 
 def logits_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:

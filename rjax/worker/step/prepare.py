@@ -1,109 +1,15 @@
-"""The input of a step, packed into one array that reaches the device in one transfer."""
+"""The input of a step, prepared from its batch."""
 
-import dataclasses
-import math
-from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
 from rjax.batch.page_groups import GroupKind, PageGroups, first_page
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.pallas_kernels.attention.plan.check import check_values, check_writes
 from rjax.pallas_kernels.attention.plan.host import PlanStats, Sharing, plan_attention
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
-from rjax.worker.step_shape import StepShape
-
-type IntArray = Array | np.ndarray
-
-_ALIGNMENT = 64  # int32s: GPU kernels may read a slice in place and need 256-byte alignment
-
-
-class GroupInput(NamedTuple):
-    """The pages and the attention plan of the page groups of one kind.
-
-    Attributes:
-        kv_slots: KV index of each row, page * S + offset; -1 for padding and for stored KV. One
-            array a group.
-        pages: R page ids of each sequence, from ``first_page`` on. One array a group.
-        first_page: number of the first page that the step reaches in each sequence; None if each
-            begins with page 0, and R is the width of the page table.
-        plan: the attention work lists, the same for all groups.
-    """
-
-    kv_slots: tuple[Int[IntArray, " T"], ...]
-    pages: tuple[Int[IntArray, "B R"], ...]
-    first_page: Int[IntArray, " B"] | None
-    plan: AttentionPlan
-
-    def page_tables(self, table_pages: int) -> tuple[Int[IntArray, "B M"], ...]:
-        """Tables of ``table_pages`` pages; entries before the first page repeat it.
-
-        Attention may read those at the edge of a window, where it masks them: they must hold KV.
-        """
-        if self.first_page is None:
-            return self.pages
-        column = jnp.arange(table_pages) - jnp.asarray(self.first_page)[:, None]
-        column = jnp.clip(column, 0, self.pages[0].shape[1] - 1)
-        return tuple(
-            [jnp.take_along_axis(jnp.asarray(pages), column, axis=1) for pages in self.pages]
-        )
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True)
-class StepInput:
-    """One step's batch: T packed token rows of B sequences, padded.
-
-    Its leaves are in the order of the fields, but the plans follow all other arrays.
-
-    Attributes:
-        tokens: token ids known to the host; 0 in rows with a ``token_slot``.
-        token_slot: sampler slot whose last token, still on the device, is this row's; -1 for none.
-        positions: position of each row in its sequence; -1 for padding.
-        groups: the input of each kind of page group, as `StepShape.kinds` lists them.
-        sample_row: the row whose logits give each sequence's next token.
-        slots: sampler slot of each sequence.
-        live: 1 where the sequence samples a token in this step.
-        table_pages: M, the width of a page table.
-    """
-
-    tokens: Int[IntArray, " T"]
-    token_slot: Int[IntArray, " T"]
-    positions: Int[IntArray, " T"]
-    groups: tuple[GroupInput, ...]
-    sample_row: Int[IntArray, " B"]
-    slots: Int[IntArray, " B"]
-    live: Int[IntArray, " B"]
-    table_pages: int
-
-    @property
-    def plans(self) -> tuple[AttentionPlan, ...]:
-        """The attention plan of each kind of page group."""
-        return tuple([group.plan for group in self.groups])
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], int]:
-        """(the arrays, the width of a page table)."""
-        rows = self.tokens, self.token_slot, self.positions
-        pages = tuple([group[:-1] for group in self.groups])
-        sequences = self.sample_row, self.slots, self.live
-        return (*rows, pages, *sequences, self.plans), self.table_pages
-
-    @classmethod
-    def tree_unflatten(cls, table_pages: int, arrays: tuple[Any, ...]) -> "StepInput":
-        """The inverse of ``tree_flatten``."""
-        tokens, token_slot, positions, pages, sample_row, slots, live, plans = arrays
-        groups = tuple(
-            [
-                GroupInput(kv_slots, page_ids, first_page, plan)
-                for (kv_slots, page_ids, first_page), plan in zip(pages, plans, strict=True)
-            ]
-        )
-        return cls(
-            tokens, token_slot, positions, groups, sample_row, slots, live, table_pages=table_pages
-        )
+from rjax.worker.step.input import GroupInput, StepInput
+from rjax.worker.step.shape import StepShape
 
 
 def build_step_input(
@@ -177,6 +83,13 @@ def build_step_input(
         table_pages=shape.table_pages,
     )
     return step_input, tuple(stats)
+
+
+def empty_input(shape: StepShape) -> StepInput:
+    """The input of a step without sequences."""
+    tables = np.zeros((len(shape.groups.windows), 1, shape.table_pages), np.int32)
+    empty, _ = build_step_input([], tables, shape, "off")
+    return empty
 
 
 def mean_stats(stats: tuple[PlanStats, ...], groups: PageGroups) -> PlanStats:
@@ -303,52 +216,3 @@ def prompt_targets(batch: list[ScheduledSequence], rows: int) -> Int[np.ndarray,
             targets[row : row + len(following)] = following
         row += stop - start
     return targets
-
-
-def empty_tables(shape: StepShape) -> Int[np.ndarray, "groups 1 M"]:
-    """The page tables of one slot."""
-    return np.zeros((len(shape.groups.windows), 1, shape.table_pages), np.int32)
-
-
-class PackedLayout:
-    """Packs a StepInput of one shape into one int32 vector and, inside the step, unpacks it."""
-
-    def __init__(self, shape: StepShape) -> None:
-        template, _ = build_step_input([], empty_tables(shape), shape, "off")
-        self.shape = shape
-        leaves, self._treedef = jax.tree.flatten(template)
-        self._shapes = [leaf.shape for leaf in leaves]
-        ends = np.cumsum([-(-leaf.size // _ALIGNMENT) * _ALIGNMENT for leaf in leaves])
-        self._starts = [0, *ends[:-1].tolist()]
-        self.size = int(ends[-1])
-        sampled = (template.slots, template.live)
-        starts = zip(self._starts, leaves, strict=True)
-        self._sampled = [start for start, leaf in starts if any(leaf is each for each in sampled)]
-
-    def pack(self, step_input: StepInput) -> Int[np.ndarray, " Z"]:
-        """All leaves, one after the other, each at an aligned offset."""
-        packed = np.zeros(self.size, np.int32)
-        for start, leaf in zip(self._starts, jax.tree.leaves(step_input), strict=True):
-            packed[start : start + leaf.size] = np.ravel(leaf)
-        return packed
-
-    def sampled_rows(self, packed: Int[np.ndarray, " Z"]) -> Int[np.ndarray, "2 B"]:
-        """The fields ``slots`` and ``live`` of a packed StepInput."""
-        seqs = self.shape.seqs
-        return np.stack([packed[start : start + seqs] for start in self._sampled])
-
-    def unpack(self, packed: Int[IntArray, " Z"]) -> StepInput:
-        """The StepInput again, as slices of the device array, or as views of the host's."""
-        leaves: list[Any] = [
-            packed[start : start + math.prod(shape)].reshape(shape)
-            for start, shape in zip(self._starts, self._shapes, strict=True)
-        ]
-        return jax.tree.unflatten(self._treedef, leaves)
-
-
-class PackedLayouts(dict[StepShape, PackedLayout]):
-    """The layout of each step shape, made at the first look-up."""
-
-    def __missing__(self, shape: StepShape) -> PackedLayout:
-        layout = self[shape] = PackedLayout(shape)
-        return layout

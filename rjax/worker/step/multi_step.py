@@ -7,13 +7,13 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from rjax.batch.step_readout import StepReadout
-from rjax.worker.device_state import DeviceState
-from rjax.worker.multi_step_policy import DecodeProgram, MultiStepPolicy
 from rjax.worker.programs.keys import multi_step_key
-from rjax.worker.readout import read_result, start_copy
-from rjax.worker.step import StepResult
-from rjax.worker.step_runner import StepRunner
-from rjax.worker.step_shape import StepFeatures, StepShape
+from rjax.worker.step.features import StepFeatures
+from rjax.worker.step.multi_step_policy import DecodeProgram, MultiStepPolicy
+from rjax.worker.step.result import StepResult, read_result, start_copy
+from rjax.worker.step.runner import StepRunner
+from rjax.worker.step.shape import StepShape
+from rjax.worker.step.state import DeviceState
 
 
 @dataclasses.dataclass(slots=True)

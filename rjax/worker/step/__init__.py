@@ -1,0 +1,1 @@
+"""A step on the devices: its shapes, its input, its program, and the queue of several steps."""
