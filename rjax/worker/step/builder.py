@@ -230,9 +230,9 @@ class StepInputBuilder:
         for group, kind, growing in zip(fields.groups, shape.kinds, last.growing, strict=True):
             write_group(
                 group,
-                tables[kind.first : kind.stop],
-                kind.window,
-                shape.page_size,
+                kind,
+                tables,
+                page_size=shape.page_size,
                 slots=slots,
                 start=positions,
                 row_slots=slots,

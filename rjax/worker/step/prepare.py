@@ -47,9 +47,8 @@ def build_step_input(
     tokens = _tokens(batch, np.flatnonzero(start < known), query_start, shape.rows)
     groups, stats = [], []
     for kind, plan_shape in zip(shape.kinds, shape.plans, strict=True):
-        of_kind = tables[kind.first : kind.stop]
         plan, of_plan = plan_attention(
-            of_kind,
+            tables[kind.first : kind.stop],
             query_start,
             stop,
             page_size=S,
@@ -60,9 +59,9 @@ def build_step_input(
         group = _empty_group(kind, shape, plan)
         write_group(
             group,
-            of_kind,
-            kind.window,
-            S,
+            kind,
+            tables,
+            page_size=S,
             slots=slots,
             start=start,
             row_slots=slots[of_row],
@@ -108,31 +107,32 @@ def mean_stats(stats: tuple[PlanStats, ...], groups: PageGroups) -> PlanStats:
 
 def write_group(
     group: GroupInput,
-    tables: Int[np.ndarray, "W slots pages"],
-    window: int | None,
-    page_size: int,
+    kind: GroupKind,
+    tables: Int[np.ndarray, "groups slots pages"],
     *,
+    page_size: int,
     slots: Int[np.ndarray, " A"],
     start: Int[np.ndarray, " A"],
     row_slots: Int[np.ndarray, " T"],
     positions: Int[np.ndarray, " T"],
 ) -> None:
-    """Write pages and KV indices of a step into the host's arrays of a group.
+    """Write pages and KV indices of a step into the host's arrays for a kind of page group.
 
     Args:
         group: the arrays.
-        tables: page tables of its page groups.
-        window: their sliding window.
+        kind: its page groups.
+        tables: page table of each page group, as in `build_step_input`.
         page_size: tokens a page.
         slots: slot of each sequence.
         start: position of the first row of each sequence.
         row_slots: slot of each row's sequence.
         positions: position of each row.
     """
+    tables = tables[kind.first : kind.stop]
     if group.first_page is None:
         pages = tables[:, slots]
     else:
-        first = [first_page(position, window, page_size) for position in start.tolist()]
+        first = [first_page(position, kind.window, page_size) for position in start.tolist()]
         group.first_page[: slots.size] = first
         columns = np.add.outer(np.asarray(first, np.int32), np.arange(group.pages[0].shape[1]))
         pages = tables[:, slots[:, None], np.minimum(columns, tables.shape[2] - 1)]
