@@ -136,23 +136,16 @@ def kernels(config: Any) -> dict[str, Any]:
 def _step_kernels(plan: "EnginePlan") -> list[dict[str, Any]]:
     """The kernels of a step of one sequence, of all sequences, and of prompt chunks."""
     from rjax.worker.kernels.uses import step_kernels
-    from rjax.worker.step.shape import StepShape
 
-    backend, page_size, limits = plan.backend, plan.config.cache.page_size, plan.limits
-    length = plan.max_model_len
+    backend, limits = plan.backend, plan.limits
     found = []
-    for rows, seqs in (
-        (1, 1),
-        (backend.padded_rows(limits.max_num_seqs), limits.max_num_seqs),
-        (limits.max_num_batched_tokens, limits.max_num_seqs),
-    ):
-        attention = backend.plan_shape(rows, seqs, length, page_size, coalesce=True)
-        shape = StepShape(rows, seqs, -(-length // page_size), page_size, attention)
+    for rows in (1, backend.padded_rows(limits.max_num_seqs), limits.max_num_batched_tokens):
         uses = step_kernels(
-            shape,
+            rows,
             model=plan.model,
             dtype=plan.dtype,
             kv_dtype=plan.kv_dtype,
+            page_size=plan.config.cache.page_size,
             backend=backend,
             devices=plan.mesh.size,
         )

@@ -186,15 +186,15 @@ class Worker(StepWorker):
         return self._mover.page_shape
 
     def kernels(self) -> list[KernelUse]:
-        sizes = {shape.rows: shape for shape in self.shapes.all}
         return [
             use
-            for shape in sizes.values()
+            for rows in dict.fromkeys(shape.rows for shape in self.shapes.all)
             for use in step_kernels(
-                shape,
+                rows,
                 model=self._model_config,
                 dtype=self._dtype,
                 kv_dtype=self._kv_dtype,
+                page_size=self.shapes.all[0].page_size,
                 backend=self._backend,
                 devices=self._mesh.size,
                 peers=shapes_of(self._state.arrays.peers),

@@ -4,13 +4,11 @@ import jax.numpy as jnp
 import pytest
 
 from rjax.batch.kernel_use import KernelUse
-from rjax.batch.page_groups import one_group
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.commands.info import _kernel_lines
 from rjax.models import config_from_dict
 from rjax.worker.backend import choose_backend
 from rjax.worker.kernels.uses import step_kernels
-from rjax.worker.step.shape import StepShape
 
 OPT = {
     "architectures": ["OPTForCausalLM"],
@@ -38,13 +36,12 @@ def report(backend_name, rows, fields=None):
         page_size=64,
         devices=1,
     )
-    plan = backend.plan_shape(rows, rows, 1024, 64, coalesce=True)
-    shape = StepShape(rows, rows, 16, 64, one_group(config.num_layers), (plan,))
     uses = step_kernels(
-        shape,
+        rows,
         model=config,
         dtype=jnp.bfloat16,
         kv_dtype=jnp.bfloat16,
+        page_size=64,
         backend=backend,
         devices=1,
     )

@@ -59,8 +59,8 @@ for rows in (1, 8):
         kernels = [c.kernel for c in choices if c.kernel is not None]
         assert all(kernel.name.startswith("mosaic") for kernel in kernels), kernels
         reported = step_kernels(
-            shape, model=config, dtype=dtype, kv_dtype=dtype, backend=backend, devices=devices,
-            peers=peers,
+            shape.rows, model=config, dtype=dtype, kv_dtype=dtype, page_size=shape.page_size,
+            backend=backend, devices=devices, peers=peers,
         )
         uses = {use.kernel for use in reported if use.operation.startswith("all_reduce")}
         all_sums = {"mosaic.all_reduce", "mosaic.all_reduce_rms_norm", "mosaic.all_reduce_argmax"}

@@ -12,7 +12,6 @@ from rjax.pallas_kernels.residual.peers import Peers
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.dispatcher import Choice
 from rjax.worker.recorded_operations import layer_choices
-from rjax.worker.step.shape import StepShape
 
 _log = logging.getLogger("rjax")
 
@@ -50,16 +49,17 @@ def kernel_uses(rows: int, choices: Iterable[Choice], backend: Backend) -> list[
 
 
 def step_kernels(
-    shape: StepShape,
+    rows: int,
     *,
     model: ModelConfig,
     dtype: DTypeLike,
     kv_dtype: DTypeLike,
+    page_size: int,
     backend: Backend,
     devices: int,
     peers: Peers | None = None,
 ) -> list[KernelUse]:
-    """The kernel of each operation in a step of this shape; nothing is computed or compiled."""
+    """The kernel of each operation in a step of ``rows`` rows; nothing is computed or compiled."""
     kinds = {model.has_experts(i): i for i in reversed(range(model.num_layers))}
     choices = [
         choice
@@ -69,15 +69,15 @@ def step_kernels(
             backend.attention,
             model,
             first,
-            rows=shape.rows,
+            rows=rows,
             dtype=dtype,
             devices=devices,
             kv_dtype=kv_dtype,
-            page_size=shape.page_size,
+            page_size=page_size,
             peers=peers,
         )
     ]
-    return kernel_uses(shape.rows, choices, backend)
+    return kernel_uses(rows, choices, backend)
 
 
 def dequantised_projections(
