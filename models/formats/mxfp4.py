@@ -71,6 +71,21 @@ class Mxfp4(WeightFormat):
         return {"weight": values, "weight_scale": scales}
 
 
+def stored_experts(tensor: str, values: np.ndarray, exponents: np.ndarray) -> dict[str, np.ndarray]:
+    """The tensors that `Mxfp4` reads, by name.
+
+    Args:
+        tensor: the name of the unquantised weight.
+        values: (experts, outputs, inputs), the bits of the values as signed integers.
+        exponents: uint8 (experts, outputs, groups of inputs).
+    """
+    bits = values.astype(np.uint8) & 15
+    return {
+        f"{tensor}_blocks": (bits[..., ::2] | bits[..., 1::2] << 4).reshape(*exponents.shape, -1),
+        f"{tensor}_scales": exponents,
+    }
+
+
 def _check_scales(exponents: np.ndarray) -> str | None:
     """A problem of scales: those of NaN, and those too large for the kernels."""
     largest = int(exponents.max(initial=0))

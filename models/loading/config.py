@@ -234,16 +234,16 @@ def _check_expert_widths(config: ModelConfig, on_load: OnLoad, quantization: str
     others = ", ".join(name for name in ON_LOAD if not OnLoad(ON_LOAD[name]).experts_only)
     if not any(map(config.has_experts, range(config.num_layers))):
         raise CheckpointError(
-            f"quantization is {quantization!r}, which quantises only the experts of a model, but "
-            f"{config.architecture} has none; choose one of {others}"
+            f"{quantization} quantises only the experts of a model, but {config.architecture} has "
+            f"none; choose one of {others}"
         )
     _, group = on_load.target.block
     widths = {name: config.axis_sizes[letter] for name, letter in _EXPERT_INPUTS.items()}
     for name, width in widths.items():
         if group is not None and width % group:
             raise CheckpointError(
-                f"quantization is {quantization!r}, which stores {group} inputs of an expert "
-                f"together, but the {name} is {width}, no multiple of it; choose one of {others}"
+                f"{quantization} stores {group} inputs of an expert together, but the {name} is "
+                f"{width}, no multiple of it; choose one of {others}"
             )
 
 

@@ -21,7 +21,13 @@ from rjax.models.loading.save import ShardWriter
 from rjax.models.loading.tensors import read_tensors
 from rjax.models.quantising.awq import scale_inputs, squared_outputs
 from rjax.models.quantising.calibration import Calibration, InputStatistics
-from rjax.models.quantising.projections import SharedInput, shared_inputs, unquantised_modules
+from rjax.models.quantising.experts import quantise_experts
+from rjax.models.quantising.projections import (
+    EXPERTS,
+    SharedInput,
+    shared_inputs,
+    unquantised_modules,
+)
 from rjax.models.quantising.rounding import quantise_weight, scale_type
 from rjax.models.quantising.settings import QuantisingSettings
 
@@ -89,7 +95,8 @@ def quantise_checkpoint(
     shard_bytes: int = _SHARD_BYTES,
     progress: bool = True,
 ) -> QuantisedCheckpoint:
-    """Write a model folder with quantised projections, in the format of compressed-tensors.
+    """Write a model folder with quantised projections, in the format of compressed-tensors, or with
+    quantised experts in that of gpt-oss.
 
     Embeddings, norms, biases, routers and the output projection stay as they are. The files of the
     tokenizer and the generation settings are copied. config.json is written last, so that a folder
@@ -144,6 +151,9 @@ def _quantise(
     for layer in tqdm(layers, desc="Quantising layers", disable=not progress):
         tensors = {name: entries[name].read() for name in _tensors_of(config, layer)}
         groups = shared_inputs(config, layer)
+        if settings.experts_only:
+            has_experts = config.has_experts(layer)
+            groups = [group for group in groups if has_experts and group.linear in EXPERTS]
         inputs: dict[str, InputStatistics] = {}
         if calibration is not None:
             inputs = scale_inputs(
@@ -197,6 +207,11 @@ def _quantise_layer(
         products = None if statistics is None else statistics.products
         for name in group.tensors:
             module = name.removesuffix(".weight")
+            if settings.experts_only:
+                quantised, error = quantise_experts(name, tensors[name])
+                stored |= quantised
+                errors.append(ModuleError(module, error))
+                continue
             weight = tensors[name].astype(np.float32)
             if not np.isfinite(weight).all():
                 raise CheckpointError(f"tensor {name!r} has values that are not finite")

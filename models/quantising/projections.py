@@ -12,6 +12,9 @@ LINEARS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 _LATENT_LINEARS = ("attention.q_a", "attention.q", "attention.kv_a", "attention.kv_b")
 """The projections of latent attention, instead of "attention.qkv"; some models lack the first."""
 
+EXPERTS = ("mlp.up", "mlp.down")
+"""The projections of experts, in a layer that has some."""
+
 _SHARED_EXPERT = ("mlp.shared.up", "mlp.shared.down")
 _BESIDE_EXPERTS = ("mlp.router", "mlp.shared.gate")
 

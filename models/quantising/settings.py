@@ -6,19 +6,22 @@ from typing import Any, Literal
 
 from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
+from rjax.models.loading.config import with_quantization
 from rjax.models.loading.pieces import Piece, tensor_shape
 from rjax.models.quantising.projections import linear_pieces
 
-QuantisingScheme = Literal["fp8", "int8", "int4", "awq"]
+QuantisingScheme = Literal["fp8", "int8", "int4", "awq", "mxfp4"]
 
-SCHEMES: tuple[QuantisingScheme, ...] = ("fp8", "int8", "int4", "awq")
-"""llm-compressor's FP8_DYNAMIC, W8A8, W4A16, and W4A16_ASYM with scales searched on prompts."""
+SCHEMES: tuple[QuantisingScheme, ...] = ("fp8", "int8", "int4", "awq", "mxfp4")
+"""llm-compressor's FP8_DYNAMIC, W8A8, W4A16, and W4A16_ASYM with scales searched on prompts; and
+the experts in MXFP4, as gpt-oss is published."""
 
 GROUP_SIZES = (128, 64, 32)
 
 _VERSION = "0.19.0"
 """Version of compressed-tensors whose layout is written."""
 _FORMATS = {"fp8": "float-quantized", "int8": "int-quantized"}
+_NOT_IN_MXFP4 = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,16 +44,26 @@ class QuantisingSettings:
         return self.scheme == "awq"
 
     @property
+    def experts_only(self) -> bool:
+        """Whether only experts are quantised."""
+        return self.scheme == "mxfp4"
+
+    @property
     def format(self) -> str:
-        """Name of the format in compressed-tensors."""
+        """Name of the format in compressed-tensors, or "mxfp4"."""
+        if self.experts_only:
+            return self.scheme
         return _FORMATS.get(self.scheme, "pack-quantized")
 
     def quantization_config(self, ignored: Sequence[str] = ()) -> dict[str, Any]:
-        """The object for config.json, with the fields that compressed-tensors writes.
+        """The object for config.json, with the fields of the published checkpoints.
 
         Args:
             ignored: modules that are not quantised, beside the output projection.
         """
+        if self.experts_only:
+            kept = [*_NOT_IN_MXFP4, "lm_head"]
+            return {"modules_to_not_convert": kept, "quant_method": "mxfp4"}
         kind = "float" if self.scheme == "fp8" else "int"
         grouped = self.group_size is not None
         weights = _arguments(
@@ -131,6 +144,8 @@ def choose_settings(
             "checkpoint"
         )
     pieces = [piece for of_linear in linear_pieces(config).values() for piece in of_linear]
+    if scheme == "mxfp4":
+        return _mxfp4_settings(config, group_size)
     if config.latent is not None and scheme == "awq":
         raise CheckpointError(
             f"{config.architecture} has latent attention, for which awq has no search; choose fp8, "
@@ -156,6 +171,19 @@ def choose_settings(
         f"the projections have {', '.join(map(str, inputs))} inputs, which groups of {shown} do "
         "not divide; choose another group size, or fp8 or int8"
     )
+
+
+def _mxfp4_settings(config: ModelConfig, group_size: int | None) -> QuantisingSettings:
+    """The settings of "mxfp4", for a model with experts that a checkpoint can store so."""
+    if group_size is not None:
+        raise ValueError(f"group_size is {group_size}; mxfp4 has groups of 32")
+    with_quantization(config, "mxfp4")
+    if config.experts is None or not config.experts.bias:
+        raise CheckpointError(
+            f"{config.architecture} has experts that checkpoints in mxfp4 cannot store: their "
+            "format is that of gpt-oss; quantise it on load with quantization"
+        )
+    return QuantisingSettings("mxfp4", group_size=32)
 
 
 def _check_experts(config: ModelConfig, scheme: QuantisingScheme, pieces: list[Piece]) -> None:

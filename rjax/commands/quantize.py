@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from rjax.tokenization import Tokenizer
 
 _NAME = "rjax quantize"
-_SCHEMES = ("fp8", "int8", "int4", "awq")
+_SCHEMES = ("fp8", "int8", "int4", "awq", "mxfp4")
 _GROUP_SIZES = (32, 64, 128)
 _SHOWN_MODULES = 5
 
 _EPILOG = """\
 schemes:
-  fp8   8-bit floats, a scale for each output channel, activations in fp8 by token (FP8_DYNAMIC)
-  int8  8-bit integers, a scale for each output channel, activations in int8 by token (W8A8)
-  int4  4-bit integers, a scale for each group of inputs (W4A16)
-  awq   as int4 with zero points, and scales of the inputs that give the least error on your prompts
-        (W4A16_ASYM, or W4A16 with --symmetric)
+  fp8    8-bit floats, a scale for each output channel, activations in fp8 by token (FP8_DYNAMIC)
+  int8   8-bit integers, a scale for each output channel, activations in int8 by token (W8A8)
+  int4   4-bit integers, a scale for each group of inputs (W4A16)
+  awq    as int4 with zero points, and scales of the inputs that give the least error on your
+         prompts (W4A16_ASYM, or W4A16 with --symmetric)
+  mxfp4  experts alone, in 4-bit floats with a power of two for each 32 inputs; for gpt-oss
 Embeddings and the output projection stay as they are. rjax quantises activations for fp8 on Hopper;
 otherwise it keeps them in the model's dtype.
 
@@ -49,7 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=_NAME,
         usage="%(prog)s MODEL OUT --scheme SCHEME [options]",
-        description="Write a model with quantised weights, in the format of compressed-tensors.",
+        description="Write a model with quantised weights, in the format of compressed-tensors or, "
+        "for mxfp4, in that of gpt-oss.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -122,7 +124,9 @@ def _checked(arguments: argparse.Namespace) -> list[Task]:
     scheme = arguments.scheme
     grouped = scheme in ("int4", "awq")
     if arguments.group_size is not None and not grouped:
-        raise InvalidConfigError(f"--group-size is for int4 and awq; {scheme} has no groups")
+        raise InvalidConfigError(
+            f"--group-size is for int4 and awq; {scheme} has no groups to choose"
+        )
     if arguments.symmetric and scheme != "awq":
         raise InvalidConfigError(f"--symmetric is for awq; {scheme} is always symmetric")
     if scheme == "awq" and arguments.prompts is None:

@@ -91,6 +91,11 @@ def test_awq_on_prompts_of_a_file(jsonl, tiny, tmp_path, capsys):
         (["--scheme", "awq"], "--scheme awq needs --prompts FILE"),
         (["--scheme", "awq", "--prompts", "/nowhere"], "--prompts /nowhere: No such file"),
         (["--scheme", "fp8", "--group-size", "64"], "fp8 has no groups"),
+        (
+            ["--scheme", "mxfp4"],
+            "only the experts of a model, but LlamaForCausalLM has none; choose",
+        ),
+        (["--scheme", "mxfp4", "--group-size", "32"], "mxfp4 has no groups to choose"),
         (["--scheme", "int4", "--symmetric"], "int4 is always symmetric"),
         (["--scheme", "int4", "--group-size", "128"], "groups of 128 do not divide"),
         (["--scheme", "int4", "--group-size", "100"], "invalid choice: 100"),

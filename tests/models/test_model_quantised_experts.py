@@ -9,12 +9,14 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
 from mxfp4_files import packed, write_mxfp4
 from plain_checkpoints import LLAMA, decoded, write_plain, write_tensors
 from quantised_files import FORMATS, write_quantised
+from safetensors.numpy import load_file, save_file
 from test_model_experts import GPT_OSS, problem, reference
 
 from rjax import models
@@ -148,6 +150,52 @@ def test_the_weights_of_mxfp4_are_quantised_to_themselves(tmp_path):
         assert linear.leaves.keys() == theirs.leaves.keys()
         for name, leaf in linear.leaves.items():
             np.testing.assert_array_equal(leaf, theirs.leaves[name], f"{path} {name}")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_mxfp4_is_saved_as_quantised_while_loading(tmp_path, dtype):
+    tensors = load_file(write_plain(tmp_path / "random", GPT_OSS) / "model.safetensors")
+    source = write_tensors(
+        tmp_path / "source", GPT_OSS, {name: one.astype(dtype) for name, one in tensors.items()}
+    )
+    settings = choose_settings(models.config_from_folder(source), "mxfp4")
+    written = quantise_checkpoint(source, tmp_path / "out", settings, progress=False)
+    assert [one.module for one in written.modules] == [
+        f"model.layers.{layer}.mlp.experts.{name}"
+        for layer in range(2)
+        for name in ("gate_up_proj", "down_proj")
+    ]
+    saved, rounded = load(tmp_path / "out"), load(source, quantization="mxfp4")
+    assert all(linear.scheme == MXFP4 for linear in grouped(saved.model).values())
+    leaves, wanted = (jax.tree.leaves_with_path(nnx.state(each.model)) for each in (saved, rounded))
+    for (path, leaf), (other, expected) in zip(leaves, wanted, strict=True):
+        assert path == other
+        np.testing.assert_array_equal(leaf, expected, jax.tree_util.keystr(path))
+    before = load(source).model
+    errors = {one.module: one.relative_error for one in written.modules}
+    for (_, layer, _, name), linear in grouped(saved.model).items():
+        plain = whole(grouped(before)["layers", layer, "mlp", name])
+        error = np.linalg.norm(whole(linear) - plain) / np.linalg.norm(plain)
+        module = (
+            f"model.layers.{layer}.mlp.experts.{'gate_up_proj' if name == 'up' else 'down_proj'}"
+        )
+        assert errors[module] == pytest.approx(error, rel=1e-3)
+
+
+def test_mxfp4_is_saved_for_experts_in_one_tensor_only(tmp_path):
+    config = models.config_from_folder(write_plain(tmp_path / "plain", QWEN2_MOE))
+    with pytest.raises(models.CheckpointError, match="cannot store: their format is that of gpt-o"):
+        choose_settings(config, "mxfp4")
+
+
+def test_mxfp4_is_not_saved_of_values_that_are_not_finite(tmp_path):
+    source = write_plain(tmp_path / "source", GPT_OSS)
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.1.mlp.experts.down_proj"][2, 3, 5] = np.inf
+    save_file(tensors, source / "model.safetensors")
+    settings = choose_settings(models.config_from_folder(source), "mxfp4")
+    with pytest.raises(models.CheckpointError, match=r"down_proj.*not finite"):
+        quantise_checkpoint(source, tmp_path / "out", settings, progress=False)
 
 
 @pytest.mark.parametrize("sizes", [{"moe_intermediate_size": 48}, {"hidden_size": 72}])
