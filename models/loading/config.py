@@ -16,6 +16,7 @@ from rjax.models.families.family import Family
 from rjax.models.formats import (
     OnLoad,
     WeightFormat,
+    format_names,
     read_format,
     unknown_quantization_fields,
 )
@@ -195,6 +196,11 @@ def _expert_weights(config: ModelConfig, weights: Weights) -> set[str]:
         if name.endswith((".mlp.up.weight", ".mlp.down.weight"))
         and config.has_experts(int(name.split(".")[1]))
     }
+
+
+def quantization_names() -> list[str]:
+    """The names of `with_quantization`: schemes for loading, then formats of checkpoints."""
+    return list(dict.fromkeys([*ON_LOAD, *format_names()]))
 
 
 def with_quantization(config: ModelConfig, quantization: str | None) -> ModelConfig:

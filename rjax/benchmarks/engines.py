@@ -11,7 +11,6 @@ from typing import Any
 from rjax.benchmarks.model_shapes import SHAPES, write_folder
 from rjax.benchmarks.options import whole, whole_or_auto
 from rjax.cli.arguments import StoreModel
-from rjax.config import Quantization
 
 
 def add_engine_options(p: argparse.ArgumentParser) -> None:
@@ -20,12 +19,7 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
         "--model", action=StoreModel, help="model folder or hub id; default: the bundled model"
     )
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
-    p.add_argument(
-        "--quantization",
-        "-q",
-        choices=Quantization.__value__.__args__,
-        help="quantise the weights at loading",
-    )
+    p.add_argument("--quantization", "-q", metavar="NAME", help="quantise the weights at loading")
     p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
     p.add_argument(
         "--max-num-prefill-ahead",

@@ -9,6 +9,7 @@ from rjax.batch.page_hash import root_key
 from rjax.build.plan_engine import choose_platform, choose_weights, plan_engine
 from rjax.build.summary import engine_summary
 from rjax.config import EngineConfig
+from rjax.config.quantization_names import check_quantization
 from rjax.console import bars_are_seen
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
@@ -37,8 +38,9 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         InvalidConfigError: a setting that this model or machine cannot meet.
         OutOfMemoryError: weights or KV pool do not fit.
     """
-    keep_compiled(config.compilation_cache_dir)
     settings = config.model
+    check_quantization(settings.quantization)
+    keep_compiled(config.compilation_cache_dir)
     folder = resolve_folder(settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token)
     model_config = config_from_folder(folder, settings.quantization)
     max_model_len = _model_length(settings.max_model_len, model_config)

@@ -78,6 +78,7 @@ class StoreModel(argparse.Action):
 _SETTINGS: dict[str, dict[str, Any]] = {
     "tokenizer": {"metavar": "NAME", "type": str},
     "chat_template": {"metavar": "FILE"},
+    "quantization": {"metavar": "NAME"},
     "swap_space": {"metavar": "SIZE", "type": str},
     "compilation_cache_dir": {"metavar": "FOLDER"},
     "kv_events_config": {"metavar": "JSON", "type": str},

@@ -108,10 +108,12 @@ def kernels(config: Any) -> dict[str, Any]:
     """
     from rjax.build.plan_engine import choose_platform, choose_weights, plan_engine
     from rjax.build.summary import dtype_names, model_name
+    from rjax.config.quantization_names import check_quantization
     from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
     from rjax.pallas_kernels.attention.registry import BACKENDS
 
     settings = config.model
+    check_quantization(settings.quantization)
     folder = resolve_folder(
         settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token, weights=False
     )

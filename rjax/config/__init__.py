@@ -2,6 +2,7 @@
 
 - `engine_config`: the dataclasses of the options; `option_docs` reads their documentation.
 - `kv_events`: the options of KV events. `memory_sizes`: sizes as users write them.
+- `quantization_names`: the names of the option ``quantization``, from what is registered.
 - `sampling_limits`: the limits of a request's sampling parameters.
 """
 
@@ -13,7 +14,6 @@ from rjax.config.engine_config import (
     DType,
     EngineConfig,
     KVCacheDType,
-    Quantization,
     RelayMode,
     RelaySettings,
     SchedulerSettings,
@@ -28,7 +28,6 @@ __all__ = [
     "DType",
     "EngineConfig",
     "KVCacheDType",
-    "Quantization",
     "RelayMode",
     "RelaySettings",
     "SchedulerSettings",

@@ -7,6 +7,7 @@ from typing import Any
 from rjax.cli.arguments import add_engine_arguments, given_engine_options
 from rjax.config import EngineConfig
 from rjax.config.option_docs import engine_options, with_engine_options
+from rjax.config.quantization_names import check_quantization
 from rjax.vllm.options import own_options
 
 
@@ -38,7 +39,7 @@ class EngineArgs(_Defaults):
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         own = own_options({"model": model, **options}, engine_options())
-        EngineConfig.from_options(own)
+        check_quantization(EngineConfig.from_options(own).model.quantization)
         super().__init__(**own)
 
     @staticmethod

@@ -2,16 +2,24 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
+from rjax import LLM
+from rjax.config.option_docs import engine_option_docs
+from rjax.engine.arg_utils import EngineArgs
 from rjax.errors import InvalidConfigError
 from rjax.models import CheckpointError, Decoder, config_from_folder
+from rjax.models.loading.config import quantization_names
+from rjax.models.schemes import ON_LOAD, scaled
+from rjax.models.schemes.values import Values
 from rjax.sampling import SamplingParams
 from rjax.worker.kernels.linear_problem import linear_sharding
 from tests.models.mxfp4_files import write_mxfp4
@@ -107,6 +115,36 @@ def test_what_does_not_fit_the_checkpoint(tmp_path):
         make_engine(plain, quantization="awq")
     with pytest.raises(InvalidConfigError, match="quantization is 'int3'; choose one of fp8"):
         make_engine(plain, quantization="int3")
+
+
+def test_an_unknown_name_is_told_the_registered_ones():
+    listed = re.escape(", ".join(quantization_names()))
+    for make in (LLM, EngineArgs):
+        with pytest.raises(
+            InvalidConfigError, match=f"'mxfp'; choose one of {listed}; did you mean"
+        ):
+            make("/nowhere", quantization="mxfp")
+        with pytest.raises(InvalidConfigError, match=f"'none'; choose one of {listed}$"):
+            make("/nowhere", quantization="none")
+        with pytest.raises(InvalidConfigError, match="quantization is 4; give a name"):
+            make("/nowhere", quantization=4)
+
+
+def test_the_documentation_has_every_name():
+    text = engine_option_docs()["quantization"]
+    assert all(re.search(rf"\b{name}\b", text) for name in quantization_names())
+
+
+def test_a_scheme_from_outside_is_taken_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(scaled, "_VALUES", dict(scaled._VALUES))
+    monkeypatch.setitem(ON_LOAD, "int3", None)  # removed again at the end
+    int3 = Values("int3", np.dtype(np.int8), largest=3.0, random_scale=0.01)
+    scaled.register_values(int3, on_load=scaled.Scaled("int3", (1, 32)))
+    _, plain = write_quantised(tmp_path, SHAPES, "w8a8")
+    assert EngineArgs(str(plain), quantization="int3").quantization == "int3"
+    engine = make_engine(plain, load_format="auto", quantization="int3")
+    assert engine.summary["weights"].startswith("int3 (quantised at loading), ")
+    assert len(run(engine, REQUESTS[:1])["0"].outputs[0].token_ids) == 8
 
 
 GPT_OSS = CONFIG | {
