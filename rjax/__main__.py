@@ -16,7 +16,7 @@ COMMANDS = {
         "rjax.commands.chat", "[MODEL]", "chat in the terminal, with a model or a server (--url)"
     ),
     "serve": Subcommand(
-        "rjax.commands.serve", "[MODEL]", "serve a model over HTTP with OpenAI's API"
+        "rjax.commands.serve.command", "[MODEL]", "serve a model over HTTP with OpenAI's API"
     ),
     "bench": Subcommand(
         "rjax.commands.bench", "NAME", "measure: serve (any server), throughput, latency"

@@ -6,10 +6,10 @@ import pytest
 
 from rjax.cli.arguments import given_engine_options, token_count
 from rjax.commands import chat, generate, info
+from rjax.commands.serve import options as serve
 from rjax.config import EngineConfig
 from rjax.config.memory_sizes import GIB
 from rjax.errors import InvalidConfigError
-from rjax.serve.config import arguments as serve
 from rjax.serve.config.limits import ServeLimits
 from rjax.vllm.options import ENGINE_NO_OPS, INSTEAD, SERVER_NO_OPS
 

@@ -15,9 +15,9 @@ from rjax.cli.arguments import (
 )
 from rjax.commands import chat as chat_command
 from rjax.commands import generate
+from rjax.commands.serve import options as serve_command
 from rjax.config import GROUPS, EngineConfig
 from rjax.config.option_docs import attribute_docs, engine_option_docs, engine_options
-from rjax.serve.config import arguments as serve_command
 
 PARSERS = {
     "generate": generate.build_parser,

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from rjax.commands.serve import main
+from rjax.commands.serve.command import main
 from rjax.errors import InvalidConfigError
 from rjax.serve.config.addresses import HostAddress, UnixAddress
 from rjax.serve.config.serve_config import ServeConfig

@@ -220,7 +220,7 @@ def test_client_ids_are_not_used(server: LiveServer):
 
 
 def test_loopback_is_the_default():
-    from rjax.serve.config.arguments import address, build_parser
+    from rjax.commands.serve.options import address, build_parser
 
     found = address(build_parser().parse_args([]))
     assert (found.host, found.is_private) == ("127.0.0.1", True)

@@ -6,7 +6,7 @@ import sys
 import httpx2
 import pytest
 
-from rjax.commands.serve import main
+from rjax.commands.serve.command import main
 from rjax.serve.api.app import ROUTERS
 from rjax.serve.config.addresses import bind
 from rjax.serve.config.route_paths import ROUTE_PATHS

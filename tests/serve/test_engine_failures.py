@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rjax.commands import serve as command
+from rjax.commands.serve import command
 from rjax.engine import llm_engine
 from rjax.engine.prefix_file import PrefixOrigin, load_prefix_file
 from rjax.errors import InvalidConfigError, InvalidRequestError

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from rjax import serve
+from rjax.commands.serve.options import build_parser
 from rjax.serve.api.bodies import parse_body
 from rjax.serve.api.openapi import REQUEST_MODELS
 from rjax.serve.api.sampling import (
@@ -17,7 +18,6 @@ from rjax.serve.api.sampling import (
     completion_params,
     request_constraint,
 )
-from rjax.serve.config.arguments import build_parser
 from rjax.serve.config.limits import ServeLimits
 from rjax.serve.protocol.errors import ApiError
 from rjax.serve.protocol.fields import UnknownFields

@@ -12,7 +12,7 @@ import pytest
 
 from rjax import serve
 from rjax.benchmarks.stream_client import Address, Arrival, stream_load
-from rjax.commands.serve import main
+from rjax.commands.serve.command import main
 from rjax.errors import InvalidConfigError
 from rjax.serve.config.limits import ServeLimits, limits_table
 from rjax.serve.config.serve_config import ServeConfig

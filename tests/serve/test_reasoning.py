@@ -252,7 +252,7 @@ def test_parsers_that_do_not_fit(tagged, special):
 
 
 def test_the_command_offers_all_parsers():
-    from rjax.serve.config.arguments import build_parser
+    from rjax.commands.serve.options import build_parser
 
     [option] = [a for a in build_parser()._actions if a.dest == "reasoning_parser"]
     assert tuple(option.choices or ()) == REASONING_PARSERS

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rjax.batch.compile_progress import CompileProgress
-from rjax.commands.serve import main
+from rjax.commands.serve.command import main
 from rjax.engine.llm_engine import LLMEngine
 from rjax.errors import InvalidConfigError, OutOfMemoryError
 from rjax.serve.loading import served_engine

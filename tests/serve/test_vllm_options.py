@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from rjax.serve.config.arguments import build_parser, serve_config
+from rjax.commands.serve.options import build_parser, serve_config
 from rjax.serve.config.http_options import HttpOptions
 from rjax.serve.config.limits import ServeLimits
 

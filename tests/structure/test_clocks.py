@@ -13,7 +13,7 @@ ALLOWED = {
     "rjax/benchmarks/records.py": "date of a record",
     "rjax/benchmarks/serve_report.py": "date of a report",
     "rjax/engine/kv_events/publisher.py": "timestamp of an event, as in vLLM",
-    "rjax/commands/serve.py": "created",
+    "rjax/commands/serve/command.py": "created",
     "rjax/serve/api/chat_parts.py": "created",
     "rjax/serve/api/completions.py": "created",
     "rjax/serve/api/prefixes.py": "created",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rjax.commands.serve import main
+from rjax.commands.serve.command import main
 from rjax.errors import InvalidConfigError
 from rjax.extras import install_command
 from rjax.replicas.autoscaling import QueueAndKvPolicy

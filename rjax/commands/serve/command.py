@@ -1,4 +1,4 @@
-"""The command ``rjax serve``: an OpenAI-compatible server."""
+"""Runs ``rjax serve``: an OpenAI-compatible server."""
 
 import argparse
 import asyncio
@@ -15,13 +15,13 @@ from rjax.cli.errors import parse_and_run
 from rjax.cli.exit_status import FAILED
 from rjax.cli.process import end_soon
 from rjax.cli.prompts import read_text
+from rjax.commands.serve import options as command_line
+from rjax.commands.serve.options import NAME
+from rjax.commands.serve.replicas import replica_options
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.extras import install_command
-from rjax.serve.config import arguments as command_line
-from rjax.serve.config.arguments import NAME
 from rjax.serve.config.limits import ServeLimits, limits_table
-from rjax.serve.config.replica_options import replica_options
 from rjax.serve.config.route_paths import check_root_path
 from rjax.serve.telemetry.logs import set_up_logs
 

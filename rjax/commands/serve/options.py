@@ -1,4 +1,4 @@
-"""The command line of the server."""
+"""The options of ``rjax serve``, and the settings that they give."""
 
 import argparse
 import logging
@@ -8,13 +8,13 @@ from rjax.cli.arguments import add_engine_arguments, add_model_argument
 from rjax.cli.bundled import BUNDLED_NAME
 from rjax.cli.parser import OneLineParser, add_no_ops
 from rjax.cli.prompts import read_text
+from rjax.commands.serve.replicas import add_replica_arguments
 from rjax.config.option_docs import attribute_docs
 from rjax.errors import InvalidConfigError
 from rjax.serve.config.addresses import Address, HostAddress, UnixAddress
 from rjax.serve.config.http_options import HttpOptions, json_names
 from rjax.serve.config.limits import ServeLimits
 from rjax.serve.config.prefix_names import is_valid_name
-from rjax.serve.config.replica_options import add_replica_arguments
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.parsing.tools.registry import TOOL_CALL_PARSERS
 from rjax.vllm.options import SERVER_NO_OPS, instead_of

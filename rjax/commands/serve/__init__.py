@@ -1,0 +1,1 @@
+"""The command ``rjax serve``: its options, and the server that they start."""
