@@ -28,8 +28,10 @@ from bench.kernels.cases import Case, Inputs, make_inputs
 from bench.kernels.check import errors
 from bench.kernels.timing import seconds_per_call
 from rjax.benchmarks.figures import lines
-from rjax.benchmarks.options import add_time_limit, in_time, whole, wholes
+from rjax.benchmarks.points import in_time
 from rjax.benchmarks.records import record
+from rjax.cli.values import whole, wholes
+from rjax.commands.bench.options import add_time_limit
 from rjax.config import PAGE_SIZES, EngineConfig
 from rjax.models import config_from_dict
 from rjax.pallas_kernels.attention.spec import AttentionSpec

@@ -36,8 +36,8 @@ from bench.engine_process import check_python, run_engine
 from bench.engine_workloads import DEFAULT, WORKLOADS, Workload
 from bench.random_checkpoint import write_checkpoint
 from rjax.benchmarks.model_shapes import SHAPES, write_folder
-from rjax.benchmarks.options import some_of, whole
 from rjax.benchmarks.records import record
+from rjax.cli.values import some_of, whole
 from rjax.errors import InvalidConfigError
 
 COLUMNS = {

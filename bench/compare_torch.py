@@ -32,16 +32,10 @@ from bench import RESULTS
 from bench.command_line import command_parser, run, side_environment
 from rjax.benchmarks.figures import lines
 from rjax.benchmarks.model_shapes import SHAPES, write_folder
-from rjax.benchmarks.options import (
-    add_relay_modes,
-    add_time_limit,
-    some_of,
-    whole,
-    wholes,
-    wholes_or_auto,
-)
 from rjax.benchmarks.records import command, save
 from rjax.benchmarks.text_tables import text
+from rjax.cli.values import some_of, whole, wholes, wholes_or_auto
+from rjax.commands.bench.options import add_relay_modes, add_time_limit
 from rjax.config import PAGE_SIZES
 
 COLUMNS = {

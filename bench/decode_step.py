@@ -47,8 +47,8 @@ from bench.step_roofline import DecodeCase, roofline_seconds
 from rjax.batch.page_groups import one_group
 from rjax.benchmarks.figures import lines
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import record
+from rjax.cli.values import whole
 from rjax.config import PAGE_SIZES
 from rjax.models import ModelConfig, config_from_dict, init_model
 from rjax.models.loading.config import with_quantization

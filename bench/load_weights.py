@@ -25,8 +25,8 @@ from bench.command_line import command_parser, keep, run
 from bench.load_weights_side import TASKS
 from bench.random_checkpoint import write_checkpoint
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import record
+from rjax.cli.values import whole
 
 COLUMNS = {
     "model": "model",

@@ -36,8 +36,8 @@ from bench.command_line import command_parser, keep, run
 from bench.decode_step import step_shape
 from bench.step_roofline import DecodeCase
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.benchmarks.options import whole, wholes
 from rjax.benchmarks.records import record
+from rjax.cli.values import whole, wholes
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, init_model
 from rjax.models.loading.config import with_quantization

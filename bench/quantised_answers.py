@@ -25,8 +25,8 @@ from bench.tables.scoring import EVALUATION_SEED, Sheet, held_out_sheets
 from bench.tables.tokenizer import answer_text, prefix_text, question_text
 from rjax import LLM
 from rjax.api.scoring import ScoreOutput
-from rjax.benchmarks.options import some_of, whole
 from rjax.benchmarks.records import record
+from rjax.cli.values import some_of, whole
 from rjax.models import BUNDLED_MODEL, config_from_folder
 from rjax.models.quantising import SCHEMES, choose_settings, quantise_checkpoint
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from bench.command_line import command_parser, keep, run, save_part
 from bench.fleet_load import TINY, Outcome, fleet, homes, load, system_prompts
-from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import record
+from rjax.cli.values import whole
 
 COLUMNS = {
     "replicas": "replicas",

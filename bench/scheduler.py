@@ -31,8 +31,8 @@ from rjax.batch.page_hash import PageHashes, root_key
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
 from rjax.batch.step_worker import PoolSize
-from rjax.benchmarks.options import whole
 from rjax.cli.parser import OneLineParser
+from rjax.cli.values import whole
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.pages.block_manager import BlockManager

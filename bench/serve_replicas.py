@@ -10,6 +10,7 @@ prompt is one of a few long prefixes and a unique end, and a request follows as 
 """
 
 import argparse
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +19,11 @@ from typing import Any
 from bench.command_line import command_parser, keep, run
 from bench.fleet_load import fleet
 from bench.served_model import write_served_model
-from rjax.benchmarks import serve
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import record
+from rjax.benchmarks.serve import ServeSettings
+from rjax.benchmarks.serve import run as measure_server
+from rjax.cli.values import whole
 
 COLUMNS = {
     "replicas": "replicas",
@@ -76,17 +78,17 @@ def _measure(arguments: argparse.Namespace, folder: str, replicas: int) -> dict[
     with fleet(
         folder, "--replicas", str(replicas), *options, log=arguments.log, seconds=_START_SECONDS
     ) as server:
-        load = serve.build_parser().parse_args(
-            [
-                *("--url", f"{server.url}/v1", "--rates", "inf"),
-                *("--max-concurrency", str(arguments.streams)),
-                *("--requests", str(arguments.requests), "--prefixes", str(arguments.prefixes)),
-                *("--prefix-words", str(arguments.prefix_words)),
-                *("--suffix-words", str(arguments.suffix_words)),
-                *("--max-tokens", str(arguments.max_tokens)),
-            ]
+        settings = ServeSettings(
+            url=f"{server.url}/v1",
+            rates=[math.inf],
+            requests=arguments.requests,
+            max_concurrency=arguments.streams,
+            prefixes=arguments.prefixes,
+            prefix_words=arguments.prefix_words,
+            suffix_words=arguments.suffix_words,
+            max_tokens=arguments.max_tokens,
         )
-        return serve.run(load)["rows"][0]
+        return measure_server(settings)["rows"][0]
 
 
 if __name__ == "__main__":

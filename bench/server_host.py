@@ -39,10 +39,10 @@ from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_hash import root_key
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import HostLogprobs, StepReadout
-from rjax.benchmarks.options import whole
 from rjax.benchmarks.stream_client import Address
 from rjax.benchmarks.text_tables import text
 from rjax.cli.parser import OneLineParser
+from rjax.cli.values import whole
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts

@@ -32,9 +32,9 @@ from bench.fleet_load import Fleet, fleet
 from bench.served_model import write_served_model
 from bench.server_load import SHARED, UNIQUE, ServerLoad, latencies, measure_load
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import record
 from rjax.benchmarks.stream_client import Address
+from rjax.cli.values import whole
 
 COLUMNS = {
     "work": "work",

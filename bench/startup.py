@@ -35,9 +35,9 @@ from bench import RESULTS
 from bench.command_line import command_parser, run
 from bench.startup_commands import start_generate, start_serve
 from rjax.benchmarks.model_shapes import SHAPES, write_folder
-from rjax.benchmarks.options import some_of, whole, wholes
 from rjax.benchmarks.records import command, save
 from rjax.benchmarks.text_tables import text
+from rjax.cli.values import some_of, whole, wholes
 
 _PHASES = {
     "imports_s": "imports",

@@ -21,9 +21,10 @@ from tqdm import tqdm
 
 from bench.command_line import command_parser, keep, run
 from rjax.batch.page_operations import SwapIn, SwapOut
-from rjax.benchmarks.engines import add_engine_options, model_name, running_llm
-from rjax.benchmarks.options import whole, wholes
+from rjax.benchmarks.engines import EngineSettings, model_name, running_llm
 from rjax.benchmarks.records import record
+from rjax.cli.values import whole, wholes
+from rjax.commands.bench.options import add_engine_options, given_settings
 from rjax.sampling import SamplingParams
 
 COLUMNS = {
@@ -43,7 +44,7 @@ _UNCOUNTED = 3
 _LEAST_BUDGET = 256  # tokens of a step, of those that are worth measuring
 
 
-def measure(options: argparse.Namespace, engine: Any) -> list[dict[str, Any]]:
+def measure(options: argparse.Namespace, model: str, engine: Any) -> list[dict[str, Any]]:
     """Measure a row for each number of pages."""
     worker, most = engine._worker, max(options.pages)
     _start_batch(options, engine)
@@ -87,7 +88,7 @@ def measure(options: argparse.Namespace, engine: Any) -> list[dict[str, Any]]:
     for count in tqdm(options.pages, desc="swap", disable=options.quiet):
         num_bytes = count * worker.pool.page_bytes
         row = {
-            "model": model_name(options),
+            "model": model,
             "batch": options.batch,
             "own": options.own,
             "pages": count,
@@ -142,8 +143,9 @@ def main(arguments: list[str] | None = None) -> None:
     starting = options.batch * options.own // _LEAST_BUDGET + 1
     measured = 3 * len(options.pages) * (2 * _UNCOUNTED + options.steps)
     longest = options.own + starting + measured + 1
-    with running_llm(options, relay="auto", max_model_len=longest) as llm:
-        rows = measure(options, llm.engine)
+    settings = given_settings(EngineSettings, options)
+    with running_llm(settings, relay="auto", max_model_len=longest) as llm:
+        rows = measure(options, model_name(settings), llm.engine)
         backend = llm.stats().backend
     keep(record("bench.swap", rows, vars(options), backend=backend), COLUMNS, options.json, "swap")
 

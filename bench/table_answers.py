@@ -34,9 +34,9 @@ from bench.tables.scoring import (
     summary,
     tableless_sheets,
 )
-from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import command
 from rjax.cli.parser import OneLineParser
+from rjax.cli.values import whole
 from rjax.models import BUNDLED_MODEL, load_model
 
 MAX_NEW_TOKENS = 256

@@ -29,9 +29,11 @@ from bench.command_line import command_parser, keep, run, save_part
 from bench.step_roofline import DecodeCase
 from rjax.benchmarks import throughput
 from rjax.benchmarks.engines import pool_pages, running_llm
-from rjax.benchmarks.options import in_time
+from rjax.benchmarks.points import in_time
 from rjax.benchmarks.records import record
-from rjax.benchmarks.throughput import add_throughput_options, draw, lengths
+from rjax.benchmarks.throughput import ThroughputSettings, draw, lengths
+from rjax.commands.bench.options import given_settings
+from rjax.commands.bench.throughput import add_throughput_options
 from rjax.models import DecoderLayer, ModelConfig
 
 COLUMNS = {
@@ -86,21 +88,20 @@ def useful_flops(config: ModelConfig, outputs: list[Any]) -> float:
 
 
 def measure(
-    options: argparse.Namespace, relay: str, ceilings: Ceilings
+    settings: ThroughputSettings, relay: str, ceilings: Ceilings
 ) -> tuple[dict[str, Any], str]:
     """One engine, one mode; the row and the attention backend."""
-    longest, own = lengths(options)
-    with running_llm(
-        options, relay=relay, max_model_len=longest, num_pages=pool_pages(options, own)
-    ) as llm:
+    longest, own = lengths(settings)
+    pages = pool_pages(settings, own, [settings.prefix])
+    with running_llm(settings, relay=relay, max_model_len=longest, num_pages=pages) as llm:
         config = llm.engine.model_config
-        found = throughput.measure(options, llm)
-        batch = min(options.max_num_seqs, len(found.outputs))
-        case = DecodeCase(batch, options.prefix, options.input + options.output // 2)
+        found = throughput.measure(settings, llm)
+        batch = min(settings.max_num_seqs, len(found.outputs))
+        case = DecodeCase(batch, settings.prefix, settings.input + settings.output // 2)
         bare = None
-        if options.output > 1 and options.file is None:
+        if settings.output > 1 and settings.file is None:
             bare = time_bare_step(llm, case)
-    row = throughput.row(options, relay, found)
+    row = throughput.row(settings, relay, found)
     steps_per_s = row["output_per_s"] / batch
     rate = useful_flops(config, found.outputs) / found.seconds
     row |= {
@@ -125,11 +126,12 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, keep, draw."""
     options = parser().parse_args(arguments)
-    lengths(options)  # before anything is measured
+    settings = given_settings(ThroughputSettings, options)
+    lengths(settings)  # before anything is measured
     ceilings = measure_ceilings()
     found = record("bench.throughput", [], vars(options), matmul_flop_per_s=ceilings.matmul)
     for relay in in_time(options.relay, options.seconds, desc="throughput", quiet=options.quiet):
-        row, found["backend"] = measure(options, relay, ceilings)
+        row, found["backend"] = measure(settings, relay, ceilings)
         found["rows"].append(row)
         save_part(found, options.json, options.name)
     keep(found, COLUMNS, options.json, options.name)

@@ -19,7 +19,7 @@ COMMANDS = {
         "rjax.commands.serve.command", "[MODEL]", "serve a model over HTTP with OpenAI's API"
     ),
     "bench": Subcommand(
-        "rjax.commands.bench", "NAME", "measure: serve (any server), throughput, latency"
+        "rjax.commands.bench.command", "NAME", "measure: serve (any server), throughput, latency"
     ),
     "quantize": Subcommand(
         "rjax.commands.quantize",

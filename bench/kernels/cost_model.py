@@ -24,8 +24,8 @@ from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES, Kernel, choose_kernel
 from bench.kernels.cases import Case
 from bench.kernels.pool_runner import PoolRunner
-from rjax.benchmarks.options import wholes
 from rjax.benchmarks.records import record, save
+from rjax.cli.values import wholes
 from rjax.config import PAGE_SIZES
 from rjax.pallas_kernels.attention.plan.host import CostModel
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan

@@ -21,9 +21,10 @@ from tqdm import tqdm
 from bench.command_line import command_parser, keep, run
 from bench.longbench.examples import Example, read_examples, shortened, split_prompt
 from bench.longbench.tasks import Task, score, task_of
-from rjax.benchmarks.engines import add_engine_options, model_name, running_llm
-from rjax.benchmarks.options import add_relay_modes, whole
+from rjax.benchmarks.engines import EngineSettings, model_name, running_llm
 from rjax.benchmarks.records import record
+from rjax.cli.values import whole
+from rjax.commands.bench.options import add_engine_options, add_relay_modes, given_settings
 
 SAMPLE: Path = Path(__file__).parents[1] / "data"
 """Folder of the sample."""
@@ -90,7 +91,7 @@ def measure(
     written = sum(len(output.outputs[0].token_ids) for output in outputs)
     means = {key: 100 * statistics.mean(row[key] for row in found) for key in found[0]}
     row = {
-        "model": model_name(options),
+        "model": model_name(given_settings(EngineSettings, options)),
         "task": name,
         "relay": relay,
         "examples": len(examples),
@@ -131,7 +132,8 @@ def main(arguments: list[str] | None = None) -> None:
     data = {path.stem: read_examples(path, options.limit) for path in files}
     rows, texts, backend = [], {}, ""
     for relay in options.relay:
-        with running_llm(options, relay=relay, max_model_len=options.max_model_len) as llm:
+        settings = given_settings(EngineSettings, options)
+        with running_llm(settings, relay=relay, max_model_len=options.max_model_len) as llm:
             for name, examples in tqdm(data.items(), desc=relay, disable=options.quiet):
                 row, predicted = measure(options, name, relay, examples, llm)
                 first = texts.setdefault(name, predicted)

@@ -3,4 +3,4 @@
 if __name__ == "__main__":
     from rjax.cli.process import run_module
 
-    run_module("rjax bench", "rjax.commands.bench")
+    run_module("rjax bench", "rjax.commands.bench.command")

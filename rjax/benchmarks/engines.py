@@ -1,7 +1,7 @@
 """Engines for the benchmarks: of a model folder, the bundled model, or random weights."""
 
-import argparse
 import contextlib
+import dataclasses
 import gc
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -9,92 +9,95 @@ from pathlib import Path
 from typing import Any
 
 from rjax.benchmarks.model_shapes import SHAPES, write_folder
-from rjax.benchmarks.options import whole, whole_or_auto
-from rjax.cli.arguments import StoreModel
+from rjax.config import AutoInt
 
 
-def add_engine_options(p: argparse.ArgumentParser) -> None:
-    """Options for the model and the size of the engine."""
-    p.add_argument(
-        "--model", action=StoreModel, help="model folder or hub id; default: the bundled model"
-    )
-    p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
-    p.add_argument("--quantization", "-q", metavar="NAME", help="quantise the weights at loading")
-    p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
-    p.add_argument(
-        "--max-num-prefill-ahead",
-        type=whole(0),
-        help="waiting sequences whose prompts are computed while the others run",
-    )
-    p.add_argument("--max-num-batched-tokens", type=whole(1), help="token budget of a step")
-    p.add_argument(
-        "--num-decode-steps",
-        type=whole_or_auto(1),
-        default=1,
-        help="decode steps started at once; auto also warms up",
-    )
-    p.add_argument(
-        "--num-pages", type=whole(1), help="KV pages; default: what the requests need twice"
-    )
-    p.add_argument("--page-size", "--block-size", type=whole(1), default=64, help="tokens a page")
-    p.add_argument("--backend", default="auto", help="attention kernels: auto, mosaic or xla")
-    p.add_argument("--seed", type=whole(0), default=0, help="of weights, prompts and sampling")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """The model of a benchmark, and the size of its engine.
+
+    Attributes:
+        model: folder or hub id; None is the bundled model.
+        shapes: a name of `SHAPES`, for random weights instead of ``model``.
+        quantization: how weights are quantised at loading.
+        max_num_seqs: sequences running at once.
+        max_num_prefill_ahead: waiting sequences whose prompts are computed while the others run.
+        max_num_batched_tokens: token budget of a step.
+        num_decode_steps: decode steps started at once; "auto" also warms up.
+        num_pages: KV pages; None is what the requests need twice.
+        page_size: tokens a page.
+        backend: attention kernels.
+        seed: seed of weights, prompts and sampling.
+        quiet: show no progress bar.
+    """
+
+    model: str | None
+    shapes: str | None
+    quantization: str | None
+    max_num_seqs: int
+    max_num_prefill_ahead: int | None
+    max_num_batched_tokens: int | None
+    num_decode_steps: AutoInt
+    num_pages: int | None
+    page_size: int
+    backend: str
+    seed: int
+    quiet: bool
 
 
-def model_name(options: argparse.Namespace) -> str:
+def model_name(settings: EngineSettings) -> str:
     """Name of the model in tables, with its quantisation; a path is named by its last component."""
-    name = options.shapes or (Path(options.model).name if options.model else "bundled")
-    return name if options.quantization is None else f"{name}, {options.quantization}"
+    name = settings.shapes or (Path(settings.model).name if settings.model else "bundled")
+    return name if settings.quantization is None else f"{name}, {settings.quantization}"
 
 
-def model_length(options: argparse.Namespace) -> int:
+def model_length(settings: EngineSettings) -> int:
     """Tokens of the longest sequence that the model knows."""
-    if options.shapes is not None:
-        return SHAPES[options.shapes]["max_position_embeddings"]
+    if settings.shapes is not None:
+        return SHAPES[settings.shapes]["max_position_embeddings"]
     from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
 
-    folder = resolve_folder(options.model or BUNDLED_MODEL, weights=False)
+    folder = resolve_folder(settings.model or BUNDLED_MODEL, weights=False)
     return config_from_folder(folder).default_length
 
 
-def pool_pages(options: argparse.Namespace, own: int, prefixes: Sequence[int] = ()) -> int:
+def pool_pages(settings: EngineSettings, own: int, prefixes: Sequence[int]) -> int:
     """The given number of pages, or twice what all running sequences and the prefixes need.
 
     With a fixed size the engine does not profile memory, which would compile a step.
     """
-    if options.num_pages is not None:
-        return options.num_pages
-    lengths = prefixes or (options.prefix,)
-    pages = sum(-(-length // options.page_size) for length in lengths)
-    return 2 * (pages + options.max_num_seqs * (-(-own // options.page_size) + 1))
+    if settings.num_pages is not None:
+        return settings.num_pages
+    pages = sum(-(-length // settings.page_size) for length in prefixes)
+    return 2 * (pages + settings.max_num_seqs * (-(-own // settings.page_size) + 1))
 
 
 @contextlib.contextmanager
 def running_llm(
-    options: argparse.Namespace, *, relay: str, max_model_len: int, num_pages: int | None = None
+    settings: EngineSettings, *, relay: str, max_model_len: int, num_pages: int | None = None
 ) -> Iterator[Any]:
     """Context manager for an LLM; frees its memory at the end."""
     from rjax import LLM
 
     given: dict[str, Any] = {
-        "quantization": options.quantization,
+        "quantization": settings.quantization,
         # The weights that --quantization names are measured, also where wide ones are faster.
-        "dequantize": "auto" if options.quantization is None else "off",
-        "max_num_seqs": options.max_num_seqs,
-        "max_num_prefill_ahead": options.max_num_prefill_ahead,
-        "max_num_batched_tokens": options.max_num_batched_tokens,
-        "num_decode_steps": options.num_decode_steps,
-        "warmup": "on" if options.num_decode_steps == "auto" else "off",
-        "num_pages": options.num_pages if num_pages is None else num_pages,
-        "page_size": options.page_size,
-        "backend": options.backend,
-        "seed": options.seed,
-        "use_tqdm": not options.quiet,
+        "dequantize": "auto" if settings.quantization is None else "off",
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_prefill_ahead": settings.max_num_prefill_ahead,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "num_decode_steps": settings.num_decode_steps,
+        "warmup": "on" if settings.num_decode_steps == "auto" else "off",
+        "num_pages": settings.num_pages if num_pages is None else num_pages,
+        "page_size": settings.page_size,
+        "backend": settings.backend,
+        "seed": settings.seed,
+        "use_tqdm": not settings.quiet,
     }
     with tempfile.TemporaryDirectory() as folder:
-        model = options.model
-        if options.shapes is not None:
-            model = str(write_folder(options.shapes, Path(folder) / options.shapes))
+        model = settings.model
+        if settings.shapes is not None:
+            model = str(write_folder(settings.shapes, Path(folder) / settings.shapes))
             given |= {"load_format": "dummy", "skip_tokenizer_init": True}
         llm = LLM(model, enable_relay_attention=relay, max_model_len=max_model_len, **given)  # pyright: ignore[reportArgumentType]
         try:

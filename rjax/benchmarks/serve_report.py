@@ -14,7 +14,7 @@ import rjax
 from rjax.benchmarks.records import command
 from rjax.benchmarks.serve_client import Measured
 
-_NOT_SETTINGS = ("json", "png", "api_key", "api_key_file", "runs_on")
+_NOT_SETTINGS = ("api_key", "runs_on")
 PERCENTILES = (50, 95, 99)
 COLUMNS = {
     "rate": "request rate, req/s",

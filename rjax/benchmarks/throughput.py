@@ -1,16 +1,5 @@
-"""Tokens per second of the engine, end to end, with a shared prefix.
+"""Tokens per second of the engine, end to end, with a shared prefix."""
 
-    rjax bench throughput Qwen/Qwen3-0.6B                                 # on a GPU
-    rjax bench throughput --requests 8 --prefix 64 --input 16 --output 8  # the bundled model
-    rjax bench throughput ./llama --file sharegpt.json --requests 200 --prefix 0 --max-model-len 8k
-    rjax bench throughput --shapes llama-3-8b --relay auto,off            # random weights
-
-All requests arrive at once. Each has the shared prefix and a unique input, and generates its output
-to the full length. All step shapes run once before the measurement, and the prefix cache is then
-cleared, so that the prefill of the prefix is part of the time. ``--relay`` names modes to compare.
-"""
-
-import argparse
 import dataclasses
 import statistics
 import time
@@ -18,23 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rjax.benchmarks.engines import add_engine_options, model_name, pool_pages, running_llm
-from rjax.benchmarks.options import (
-    add_relay_modes,
-    add_time_limit,
-    benchmark_parser,
-    check_picture,
-    in_time,
-    print_rows,
-    whole,
-)
+from rjax.benchmarks.engines import EngineSettings, model_name, pool_pages, running_llm
+from rjax.benchmarks.points import check_picture, in_time, print_rows
 from rjax.benchmarks.records import record, save
 from rjax.benchmarks.workload import Request, from_file, synthetic
-from rjax.cli.arguments import add_model_argument, token_count
-from rjax.cli.errors import parse_and_run
 from rjax.errors import InvalidConfigError
 
-_NAME = "rjax bench throughput"
+NAME = "rjax bench throughput"
 REQUEST_COLUMNS = {
     "relay": "relay",
     "requests": "requests",
@@ -53,6 +32,36 @@ TOTAL_COLUMNS = {
     "seconds": "seconds",
 }
 COLUMNS = {**REQUEST_COLUMNS, **TOTAL_COLUMNS}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputSettings(EngineSettings):
+    """The requests, and the engine that they go to.
+
+    Attributes:
+        requests: requests that arrive at once.
+        prefix: tokens that all of them share.
+        input: further prompt tokens of each.
+        output: tokens generated for each.
+        rounds: runs of each mode; the middle one counts.
+        file: ShareGPT JSON or JSON lines, in place of random ids.
+        max_model_len: most tokens of a sequence; None is that of the requests.
+        relay: modes of relay attention to compare.
+        seconds: no further mode starts after this many seconds.
+        json, png: files for the result and its picture.
+    """
+
+    requests: int
+    prefix: int
+    input: int
+    output: int
+    rounds: int
+    file: Path | None
+    max_model_len: int | None
+    relay: Sequence[str]
+    seconds: float | None
+    json: Path | None
+    png: Path | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,53 +96,53 @@ def run_once(llm: Any, requests: list[Request], quiet: bool) -> tuple[list[Any],
     return outputs, time.perf_counter() - start
 
 
-def lengths(options: argparse.Namespace) -> tuple[int, int]:
+def lengths(settings: ThroughputSettings) -> tuple[int, int]:
     """Tokens of the longest sequence, and those of them after the prefix.
 
     Raises:
         InvalidConfigError: ``--max-model-len`` is missing, or too low.
     """
-    needed = options.prefix + options.input + options.output
-    if options.file is not None:
-        if options.max_model_len is None:
+    needed = settings.prefix + settings.input + settings.output
+    if settings.file is not None:
+        if settings.max_model_len is None:
             raise InvalidConfigError(
                 "--file needs --max-model-len, the most tokens of a request; give it"
             )
-        return options.max_model_len, options.max_model_len - options.prefix
-    longest = options.max_model_len or needed
+        return settings.max_model_len, settings.max_model_len - settings.prefix
+    longest = settings.max_model_len or needed
     if longest < needed:
         raise InvalidConfigError(
             f"--max-model-len is {longest}; each has {needed} tokens: raise it"
         )
-    return longest, options.input + options.output
+    return longest, settings.input + settings.output
 
 
-def measure(options: argparse.Namespace, llm: Any) -> Measured:
+def measure(settings: ThroughputSettings, llm: Any) -> Measured:
     """Run the requests ``--rounds`` times on an engine, after a warm-up."""
     vocab_size = llm.engine.model_config.vocab_size
-    requests = _requests(options, llm, vocab_size)
+    requests = _requests(settings, llm, vocab_size)
     llm.engine._worker.warmup(modes=("greedy",))
     # Other prompts of the same lengths: all shapes compile, and nothing is cached.
     warm = synthetic(
-        min(len(requests), 2 * options.max_num_seqs),
-        prefix=options.prefix,
-        own=options.input,
-        output=min(options.output, 4),
+        min(len(requests), 2 * settings.max_num_seqs),
+        prefix=settings.prefix,
+        own=settings.input,
+        output=min(settings.output, 4),
         vocab_size=vocab_size,
-        seed=options.seed + 1,
+        seed=settings.seed + 1,
     )
     run_once(llm, warm, True)
     rounds = []
-    for _ in range(options.rounds):
+    for _ in range(settings.rounds):
         llm.reset_prefix_cache()
         before = llm.stats()
-        outputs, seconds = run_once(llm, requests, options.quiet)
+        outputs, seconds = run_once(llm, requests, settings.quiet)
         rounds.append((seconds, outputs, llm.stats().steps - before.steps))
     seconds, outputs, steps = sorted(rounds, key=lambda r: r[0])[len(rounds) // 2]
     return Measured(outputs, seconds, steps, [r[0] for r in rounds], llm.stats())
 
 
-def row(options: argparse.Namespace, relay: str, found: Measured) -> dict[str, Any]:
+def row(settings: ThroughputSettings, relay: str, found: Measured) -> dict[str, Any]:
     """The figures of one mode."""
     outputs, seconds = found.outputs, found.seconds
     written = sum(len(o.outputs[0].token_ids) for o in outputs)
@@ -142,13 +151,13 @@ def row(options: argparse.Namespace, relay: str, found: Measured) -> dict[str, A
     each = [o.metrics.time_per_output_token for o in outputs]
     each = [x for x in each if x is not None]
     return {
-        "model": model_name(options),
+        "model": model_name(settings),
         "relay": relay,
         "requests": len(outputs),
-        "running": options.max_num_seqs,
-        "prefix": options.prefix,
-        "input": options.input if options.file is None else None,
-        "output": options.output if options.file is None else None,
+        "running": settings.max_num_seqs,
+        "prefix": settings.prefix,
+        "input": settings.input if settings.file is None else None,
+        "output": settings.output if settings.file is None else None,
         "seconds": seconds,
         "output_per_s": written / seconds,
         "total_per_s": (read + written) / seconds,
@@ -163,27 +172,27 @@ def row(options: argparse.Namespace, relay: str, found: Measured) -> dict[str, A
     }
 
 
-def _requests(options: argparse.Namespace, llm: Any, vocab_size: int) -> list[Request]:
+def _requests(settings: ThroughputSettings, llm: Any, vocab_size: int) -> list[Request]:
     prefix = synthetic(
-        1, prefix=options.prefix, own=0, output=0, vocab_size=vocab_size, seed=options.seed
+        1, prefix=settings.prefix, own=0, output=0, vocab_size=vocab_size, seed=settings.seed
     )[0].prompt
-    if options.file is not None:
+    if settings.file is not None:
         tokenizer = llm.engine.tokenizer
         return from_file(
-            options.file,
+            settings.file,
             lambda text: tokenizer.encode_batch([text])[0],
-            count=options.requests,
+            count=settings.requests,
             prefix=prefix,
-            longest=options.max_model_len,
-            seed=options.seed,
+            longest=lengths(settings)[0],
+            seed=settings.seed,
         )
     return synthetic(
-        options.requests,
-        prefix=options.prefix,
-        own=options.input,
-        output=options.output,
+        settings.requests,
+        prefix=settings.prefix,
+        own=settings.input,
+        output=settings.output,
         vocab_size=vocab_size,
-        seed=options.seed,
+        seed=settings.seed,
     )
 
 
@@ -197,57 +206,23 @@ def draw(found: dict[str, Any], path: Path) -> None:
     bars(path, groups, title=title, x="relay attention", y="output tokens a second")
 
 
-def add_throughput_options(p: argparse.ArgumentParser) -> None:
-    """Options for the engine and the requests."""
-    add_engine_options(p)
-    for flags, default, meaning in (
-        (("--requests", "--num-prompts"), 512, "all arrive at once"),
-        (("--prefix", "--random-prefix-len"), 2048, "tokens that all requests share"),
-        (("--input", "--input-len"), 128, "further prompt tokens of each"),
-        (("--output", "--output-len"), 256, "tokens generated for each"),
-        (("--rounds",), 1, "runs of each mode; the middle one counts"),
-    ):
-        least = 0 if "--prefix" in flags else 1
-        text = f"{meaning} (default: {default})"
-        p.add_argument(*flags, metavar="N", type=whole(least), default=default, help=text)
-    p.add_argument(
-        "--file",
-        "--dataset-path",
-        type=Path,
-        help="ShareGPT JSON or JSON lines, in place of random ids",
-    )
-    p.add_argument(
-        "--max-model-len",
-        metavar="N",
-        type=token_count,
-        help="most tokens of a sequence; default: of these, and --file needs it",
-    )
-    add_relay_modes(p)
-    p.add_argument("--png", metavar="FILE", type=Path, help="file for the picture")
-    add_time_limit(p)
+def run(settings: ThroughputSettings) -> None:
+    """Measure every mode; print the table, and write the files.
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    p = benchmark_parser(_NAME, __doc__)
-    add_model_argument(p)
-    add_throughput_options(p)
-    return parse_and_run(_NAME, p, argv, _measure_all)
-
-
-def _measure_all(options: argparse.Namespace) -> int:
-    check_picture(options.png)
-    longest, own = lengths(options)
-    found = record(_NAME, [], vars(options))
-    pages = pool_pages(options, own)
-    for relay in in_time(options.relay, options.seconds, desc="throughput", quiet=options.quiet):
-        with running_llm(options, relay=relay, max_model_len=longest, num_pages=pages) as llm:
-            measured = measure(options, llm)
+    Raises:
+        InvalidConfigError: the settings contradict each other, or nothing was measured in time.
+    """
+    check_picture(settings.png)
+    longest, own = lengths(settings)
+    found = record(NAME, [], dataclasses.asdict(settings))
+    pages = pool_pages(settings, own, [settings.prefix])
+    for relay in in_time(settings.relay, settings.seconds, desc="throughput", quiet=settings.quiet):
+        with running_llm(settings, relay=relay, max_model_len=longest, num_pages=pages) as llm:
+            measured = measure(settings, llm)
         found["backend"] = measured.stats.backend
-        found["rows"].append(row(options, relay, measured))
-        if options.json is not None:
-            save(options.json, found)
+        found["rows"].append(row(settings, relay, measured))
+        if settings.json is not None:
+            save(settings.json, found)
     print_rows(found, COLUMNS)
-    if options.png is not None:
-        draw(found, options.png)
-    return 0
+    if settings.png is not None:
+        draw(found, settings.png)

@@ -27,12 +27,12 @@ from bench.longbench import __main__ as longbench
 from bench.random_checkpoint import write_checkpoint
 from bench.step_roofline import DecodeCase, roofline_seconds, stages
 from rjax import LLM
-from rjax.benchmarks import latency
 from rjax.benchmarks.model_shapes import SHAPES
-from rjax.benchmarks.options import in_time
+from rjax.benchmarks.points import in_time
 from rjax.benchmarks.records import load
 from rjax.benchmarks.text_tables import markdown, text
 from rjax.benchmarks.workload import from_file, synthetic
+from rjax.commands.bench import latency
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, load_model
 from tests.bundled import BUNDLED_SIZES

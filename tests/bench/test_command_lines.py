@@ -23,7 +23,7 @@ from bench import (
 from bench.command_line import run
 from bench.kernels import cost_model
 from bench.longbench import __main__ as longbench
-from rjax.benchmarks.options import some_of, whole, wholes
+from rjax.cli.values import some_of, whole, wholes
 
 WRONG = [
     (attention, "--batch=0", "'0': give a whole number from 1 on"),

@@ -10,7 +10,7 @@ import pytest
 
 import rjax
 from rjax import __main__ as command
-from rjax.commands import bench as benchmarks
+from rjax.commands.bench import command as benchmarks
 
 ROOT = Path(__file__).parents[2]
 

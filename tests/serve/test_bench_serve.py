@@ -11,11 +11,11 @@ import time
 import pytest
 
 from rjax.batch.compile_progress import CompileProgress
-from rjax.benchmarks import serve
 from rjax.benchmarks.serve_client import Measured, measured
 from rjax.benchmarks.serve_report import row
 from rjax.benchmarks.serve_workload import Workload
 from rjax.benchmarks.stream_client import Address, Arrival, stream_load
+from rjax.commands.bench import serve
 
 from .live_server import LiveServer
 

@@ -204,6 +204,15 @@ def test_no_attic_and_no_copies():
     assert not names & {"utils", "util", "helpers", "misc", "common", "v1", "v2", "experimental"}
 
 
+def test_only_the_commands_read_command_lines():
+    """The rest of rjax takes dataclasses; scripts have vLLM's names of parsers."""
+    own = {p.relative_to(ROOT) for p in (ROOT / "rjax").rglob("*.py") if "argparse" in imports(p)}
+    shims = {"rjax/engine/arg_utils.py", "rjax/utils/argparse_utils.py"}
+    allowed = tuple(map(Path, ("rjax/cli", "rjax/commands", "rjax/examples")))
+    elsewhere = {p for p in own if not any(map(p.is_relative_to, allowed))}
+    assert elsewhere == set(map(Path, shims))
+
+
 def test_only_known_folders_hold_code():
     ignored = {".venv", "build", "dist"}
     tops = {p.relative_to(ROOT).parts[0] for p in ROOT.rglob("*.py")}

@@ -1,4 +1,4 @@
-"""The command ``rjax bench``."""
+"""Runs ``rjax bench``: finds the benchmark by its name."""
 
 import sys
 from collections.abc import Sequence
@@ -7,13 +7,19 @@ from rjax.cli.subcommands import Subcommand, command_lines, run_subcommand
 
 COMMANDS = {
     "serve": Subcommand(
-        "rjax.benchmarks.serve", "--url URL", "latency of a server under load; any OpenAI server"
+        "rjax.commands.bench.serve",
+        "--url URL",
+        "latency of a server under load; any OpenAI server",
     ),
     "throughput": Subcommand(
-        "rjax.benchmarks.throughput", "[MODEL]", "tokens per second of the engine, without a server"
+        "rjax.commands.bench.throughput",
+        "[MODEL]",
+        "tokens per second of the engine, without a server",
     ),
     "latency": Subcommand(
-        "rjax.benchmarks.latency", "[MODEL]", "time to first token and inter-token latency of it"
+        "rjax.commands.bench.latency",
+        "[MODEL]",
+        "time to first token and inter-token latency of it",
     ),
 }
 

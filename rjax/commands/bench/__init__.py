@@ -1,0 +1,1 @@
+"""The command ``rjax bench``: a module with the options of each benchmark."""
