@@ -24,7 +24,7 @@ COMMANDS = {
     "quantize": Subcommand(
         "rjax.commands.quantize",
         "MODEL OUT",
-        "write a quantised copy of a model: fp8, int8, int4, awq",
+        "write a quantised copy of a model: fp8, int8, int4, awq, mxfp4",
     ),
     "models": Subcommand("rjax.commands.models", "", "list the supported model families"),
     "info": Subcommand(
