@@ -8,14 +8,12 @@ from typing import Any, NoReturn
 
 import jax
 
-from bench import RESULTS
+from bench import RESULTS, ROOT
 from rjax.benchmarks.records import save
 from rjax.benchmarks.text_tables import text
 from rjax.cli.errors import run_command
 from rjax.cli.parser import OneLineParser
 from rjax.cli.process import run_process
-
-_ROOT = Path(__file__).parents[1]
 
 
 def command_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
@@ -49,7 +47,7 @@ def side_environment(*, imports_rjax: bool) -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     if imports_rjax:
         given = os.environ.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *([given] if given else [])])
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([given] if given else [])])
     return environment
 
 

@@ -21,8 +21,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bench.command_line import command_parser, keep, run, save_part
-from bench.tables.scoring import EVALUATION_SEED, Sheet, held_out_sheets
-from bench.tables.tokenizer import answer_text, prefix_text, question_text
+from bench.train_bundled_model.scoring import EVALUATION_SEED, Sheet, held_out_sheets
+from bench.train_bundled_model.tokenizer import answer_text, prefix_text, question_text
 from rjax import LLM
 from rjax.api.scoring import ScoreOutput
 from rjax.benchmarks.records import record

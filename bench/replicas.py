@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.command_line import command_parser, keep, run, save_part
-from bench.fleet_load import TINY, Outcome, fleet, homes, load, system_prompts
+from bench.serve.fleet import TINY, Outcome, fleet, homes, load, system_prompts
 from rjax.benchmarks.records import record
 from rjax.cli.values import whole
 

@@ -1,5 +1,5 @@
-"""Generates bench/README.md and its pictures, and the figures of bench/kernels/README.md, from the
-results in bench/results/.
+"""Generates the pages and pictures in bench/results/ from the results there, and the figures of
+bench/kernels/README.md.
 
     python -m bench.report            # write
     python -m bench.report --check    # fail if the pages differ from the results
@@ -18,20 +18,17 @@ from typing import Any
 from bench import (
     RESULTS,
     attention,
-    compare_engines,
-    compare_torch,
-    decode_step,
-    load_weights,
-    machine_code,
     quantised_answers,
     replicas,
     serve_replicas,
     server_share,
-    startup,
-    step_breakdown,
     swap,
     throughput,
 )
+from bench.compare_engines import __main__ as compare_engines
+from bench.compare_torch import __main__ as compare_torch
+from bench.decode_step import __main__ as decode_step
+from bench.decode_step import breakdown as step_breakdown
 from bench.kernels import (
     cost_model,
     peers,
@@ -42,54 +39,13 @@ from bench.kernels import (
     sweep,
 )
 from bench.kernels import readme as kernels_readme
+from bench.load_weights import __main__ as load_weights
 from bench.longbench import __main__ as longbench
+from bench.machine_code import __main__ as machine_code
+from bench.startup import __main__ as startup
 from rjax.benchmarks import latency, serve_report
 from rjax.benchmarks.text_tables import markdown
 from rjax.cli.parser import OneLineParser
-
-README: Path = Path(__file__).parent / "README.md"
-"""The page that this module writes."""
-
-_INTRODUCTION = """\
-# Benchmarks
-
-`python -m bench.report` generates this page from the results in `results/`. Above each table is the
-command that measured it; every command explains its options with `--help`. Seeds are fixed. On a
-GPU a benchmark writes its result to `results/`; on a CPU, name a file with `--json FILE`. The
-command `python -m bench.suite` runs those that need one GPU and nothing else.
-
-| command | what it measures |
-| --- | --- |
-| `python -m bench.decode_step` | time of a whole decode step, compared with its roofline |
-| `python -m bench.attention` | attention of one layer over prefix lengths, with and without relay |
-| `python -m bench.kernels` | the attention kernels, checked, timed and compared with others |
-| `python -m bench.machine_code` | code size and registers of the kernels of a step; needs no GPU |
-| `rjax bench throughput` | end-to-end tokens per second |
-| `python -m bench.throughput` | the same, compared with the decode step alone |
-| `rjax bench latency` | time to first token, inter-token latency, end-to-end latency |
-| `python -m bench.startup` | from launch to first token or answer, with and without a cache |
-| `python -m bench.load_weights` | loading a checkpoint, compared with reading its files |
-| `rjax bench serve` | a running server under load |
-| `python -m bench.replicas` | prefix cache hits of several replicas, by request router |
-| `python -m bench.serve_replicas` | a server with one replica and with several, a GPU each |
-| `python -m bench.compare_engines` | the same requests through vLLM or SGLang |
-| `python -m bench.compare_torch` | the same weights in torch, after a comparison of the logits |
-| `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
-| `python -m bench.table_answers` | exact answers of the bundled model about unseen tables |
-| `python -m bench.quantised_answers` | the same with quantised weights, and perplexity |
-| `python -m bench.scheduler` | host time of a step |
-| `python -m bench.server_host` | host time of a streamed token in the server |
-| `python -m bench.server_share` | a server beside its engine in process, under one load |
-| `python -m bench.swap` | a step while pages are swapped to or from host memory |
-
-The roofline is the shortest possible time: the larger of the time to move all bytes at the copy
-rate and the time to compute all FLOP at the matmul rate. Weights and distinct KV are counted once.
-Both rates are measured in the same run. "Unique tokens" are the tokens of a sequence after the
-shared prefix.
-
-Times are measured in short bursts. Under sustained load a GPU at its power limit lowers its clock;
-columns named "sustained" show that time.
-"""
 
 Record = Mapping[str, Any]
 
@@ -151,54 +107,133 @@ def _draw_serve(found: Any, path: Path) -> None:
 # Its speed is not meaningful: there are few, short answers.
 _LONGBENCH = {key: name for key, name in longbench.COLUMNS.items() if key != "tokens_per_s"}
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Page:
+    """One page about results.
+
+    Attributes:
+        title: of the page.
+        introduction: what its tables show.
+        sections: by the stem of the result files; "NAME_cpu" belongs to "NAME".
+    """
+
+    title: str
+    introduction: str
+    sections: Mapping[str, Section]
+
+
+PAGES: dict[str, Page] = {
+    "decode_step": Page(
+        "Decode step",
+        "Device time of a whole decode step on one GPU: embedding, layers, attention, logits and "
+        "sampling.",
+        {
+            "decode_step": Section("One decode step", _decode_steps),
+            "decode_step_few_rows": Section("8 and 16 rows", _decode_steps),
+            "decode_step_few_rows_without": Section(
+                "8 and 16 rows, without the kernel of the post-attention block", _decode_steps
+            ),
+            "decode_step_long": Section("Maximum sequence length of 131,072", _decode_steps),
+            "decode_step_growth": Section("A growing prefix", _decode_steps, decode_step.draw),
+        },
+    ),
+    "decode_step_gpus": Page(
+        "Decode step on several GPUs",
+        "Device time of a whole decode step with tensor parallelism. The roofline is that of the "
+        "share of one GPU; sums over the GPUs count as free.",
+        {
+            "decode_step_tp2": Section("Two GPUs", _decode_steps),
+            "decode_step_tp4": Section("Four GPUs", _decode_steps),
+            "decode_step_tp8": Section("Eight GPUs", _decode_steps),
+            "kernels_sums": Section("Sums over GPUs", _rows(run_sums.COLUMNS)),
+        },
+    ),
+    "experts": Page(
+        "Mixtures of experts",
+        "Weights are random, so routing is about uniform, which reads the most experts.",
+        {
+            "decode_step_experts": Section("One decode step", _decode_steps),
+            "kernels_experts": Section("Experts of a layer", _rows(run_experts.COLUMNS)),
+        },
+    ),
+    "attention": Page(
+        "Attention",
+        "Every result is checked against float32 before it is timed.",
+        {
+            "attention": Section(
+                "Attention of one layer", _rows(attention.COLUMNS), attention.draw
+            ),
+            "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
+            "kernels_peers": Section("Comparison with other libraries", peers.table),
+            "kernels_sweep": Section("With and without relay", _rows(sweep.COLUMNS), sweep.draw),
+            "kernels_costs": Section("Cost model of the work items", _rows(cost_model.COLUMNS)),
+        },
+    ),
+    "gemm": Page(
+        "GEMMs and machine code",
+        "GEMMs of few rows by weight scheme, and the machine code of all kernels of a step.",
+        {
+            "kernels_products": Section("GEMMs of few rows", _rows(run_products.COLUMNS)),
+            "machine_code": Section("Machine code", _rows(machine_code.COLUMNS)),
+        },
+    ),
+    "engine": Page(
+        "Engine",
+        "Requests through the engine in process: throughput, latency, host time and swapping.",
+        {
+            "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
+            "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
+            "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
+            "scheduler": Section("Host time of a step", _scheduler),
+            "swap": Section("Swapping during a step", _rows(swap.COLUMNS)),
+        },
+    ),
+    "startup": Page(
+        "Start-up",
+        "Time from launch to the first token or answer, with an empty and with a filled "
+        "compilation cache, and the time to load weights.",
+        {
+            "startup": Section("Start-up", _startup),
+            "load_weights": Section("Loading weights", _rows(load_weights.COLUMNS)),
+        },
+    ),
+    "server": Page(
+        "Server",
+        "Requests over HTTP, to one engine and to several replicas.",
+        {
+            "server_share": Section("The server and its engine", _rows(server_share.COLUMNS)),
+            "serve": Section("Serving", _rows(serve_report.COLUMNS), _draw_serve),
+            "replicas": Section("Replicas", _rows(replicas.COLUMNS)),
+            "serve_replicas": Section("One replica and several", _rows(serve_replicas.COLUMNS)),
+        },
+    ),
+    "comparisons": Page(
+        "Comparison with other engines",
+        "The same requests, or the same weights, in rjax and in other engines.",
+        {
+            "compare_engines": Section("vLLM and SGLang", _rows(compare_engines.COLUMNS)),
+            "compare_torch": Section("torch", _rows(compare_torch.COLUMNS), compare_torch.draw),
+        },
+    ),
+    "answers": Page(
+        "Answers",
+        "What models answer, with relay on and off and with quantised weights.",
+        {
+            "table_answers": Section("The bundled model's answers", _table_answers),
+            "quantised_answers": Section(
+                "The bundled model with quantised weights", _rows(quantised_answers.COLUMNS)
+            ),
+            "longbench": Section("Long documents", _rows(_LONGBENCH)),
+        },
+    ),
+}
+_NOTE = (
+    "Generated by `python -m bench.report`; above each table is the command that measured it. "
+    "[How to read the tables](../README.md#read-the-tables)."
+)
 SECTIONS: dict[str, Section] = {
-    "decode_step": Section("One decode step", _decode_steps),
-    "decode_step_few_rows": Section("One decode step of few rows", _decode_steps),
-    "decode_step_few_rows_without": Section(
-        "One decode step of few rows, without the kernel of the post-attention block",
-        _decode_steps,
-    ),
-    "decode_step_long": Section(
-        "One decode step with a long maximum sequence length", _decode_steps
-    ),
-    "decode_step_tp2": Section("One decode step on two GPUs", _decode_steps),
-    "decode_step_tp4": Section("One decode step on four GPUs", _decode_steps),
-    "decode_step_tp8": Section("One decode step on eight GPUs", _decode_steps),
-    "decode_step_experts": Section("One decode step with experts", _decode_steps),
-    "decode_step_growth": Section("A growing prefix", _decode_steps, decode_step.draw),
-    "attention": Section("Attention of one layer", _rows(attention.COLUMNS), attention.draw),
-    "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
-    "kernels_peers": Section("Kernels: comparison with other libraries", peers.table),
-    "kernels_products": Section("GEMMs of few rows", _rows(run_products.COLUMNS)),
-    "kernels_sums": Section("Sums over GPUs", _rows(run_sums.COLUMNS)),
-    "kernels_experts": Section("Experts of a layer", _rows(run_experts.COLUMNS)),
-    "kernels_sweep": Section("Kernels: with and without relay", _rows(sweep.COLUMNS), sweep.draw),
-    "kernels_costs": Section("Cost model of the work items", _rows(cost_model.COLUMNS)),
-    "machine_code": Section("Machine code", _rows(machine_code.COLUMNS)),
-    "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
-    "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
-    "startup": Section("Start-up", _startup),
-    "load_weights": Section("Loading weights", _rows(load_weights.COLUMNS)),
-    "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
-    "serve": Section(
-        "Serving",
-        _rows(serve_report.COLUMNS),
-        _draw_serve,
-    ),
-    "replicas": Section("Replicas", _rows(replicas.COLUMNS)),
-    "serve_replicas": Section("One replica and several", _rows(serve_replicas.COLUMNS)),
-    "server_share": Section("The server and its engine", _rows(server_share.COLUMNS)),
-    "compare_engines": Section("Comparison with other engines", _rows(compare_engines.COLUMNS)),
-    "compare_torch": Section(
-        "Comparison with torch", _rows(compare_torch.COLUMNS), compare_torch.draw
-    ),
-    "longbench": Section("Long documents", _rows(_LONGBENCH)),
-    "table_answers": Section("The bundled model's answers", _table_answers),
-    "quantised_answers": Section(
-        "The bundled model with quantised weights", _rows(quantised_answers.COLUMNS)
-    ),
-    "scheduler": Section("Host time of a step", _scheduler),
-    "swap": Section("Swapping during a step", _rows(swap.COLUMNS)),
+    stem: section for page in PAGES.values() for stem, section in page.sections.items()
 }
 
 
@@ -226,29 +261,30 @@ def where(found: Record) -> str:
     return "; ".join(fact for fact in facts if fact)
 
 
-def render(results: Path = RESULTS) -> str:
-    """The whole page."""
-    pages = [_INTRODUCTION]
-    for section in SECTIONS.values():
-        files = [p for p in sorted(results.glob("*.json")) if section_of(p.stem) is section]
-        if not files:
-            continue
-        pages.append(f"## {section.heading}\n")
-        for path in files:
-            pages.append(_shown(path, section))
-    others = [p for p in sorted(results.glob("*.json")) if section_of(p.stem) is None]
+def render(results: Path = RESULTS) -> dict[str, str]:
+    """The pages by name; "other" lists the results that belong to no section."""
+    files = sorted(results.glob("*.json"))
+    found = {}
+    for name, page in PAGES.items():
+        parts = [f"# {page.title}\n\n{page.introduction} {_NOTE}\n"]
+        for section in page.sections.values():
+            shown = [_shown(path, section) for path in files if section_of(path.stem) is section]
+            parts += [f"## {section.heading}\n", *shown] if shown else []
+        if len(parts) > 1:
+            found[name] = "\n".join(parts).rstrip() + "\n"
+    others = [path.name for path in files if section_of(path.stem) is None]
     if others:
-        pages.append("## Other results\n")
-        pages += [f"- [{path.name}](results/{path.name})" for path in others]
-        pages.append("")
-    return "\n".join(pages).rstrip() + "\n"
+        links = "\n".join(f"- [{name}]({name})" for name in others)
+        found["other"] = f"# Other results\n\n{links}\n"
+    return found
 
 
 def _shown(path: Path, section: Section) -> str:
     found = json.loads(path.read_text(encoding="utf-8"))
-    lines = [f"`{found['command']}`", "", f"{where(found)}.", "", section.table(found), ""]
+    lines = [f"`{found['command']}`", "", f"{where(found)}; [{path.name}]({path.name}).", ""]
+    lines += [section.table(found), ""]
     if section.draw is not None and _picture(path).exists():
-        lines += [f"![{section.heading}](results/{_picture(path).name})", ""]
+        lines += [f"![{section.heading}]({_picture(path).name})", ""]
     return "\n".join(lines)
 
 
@@ -278,7 +314,7 @@ def parser() -> argparse.ArgumentParser:
 def pages() -> dict[Path, str]:
     """Every generated page and its content."""
     return {
-        README: render(),
+        **{RESULTS / f"{name}.md": text for name, text in render().items()},
         kernels_readme.README: kernels_readme.with_figures(
             kernels_readme.README.read_text("utf-8")
         ),
@@ -288,14 +324,18 @@ def pages() -> dict[Path, str]:
 def main() -> int:
     """Write the pages, or check them."""
     if parser().parse_args().check:
-        old = [p for p, text in pages().items() if p.read_text(encoding="utf-8") != text]
-        names = " and ".join(str(path.relative_to(README.parent)) for path in old)
+        old = [p for p, text in pages().items() if _read(p) != text]
+        names = " and ".join(str(path.relative_to(RESULTS.parent)) for path in old)
         print(f"out of date: {names}; run python -m bench.report" if old else "up to date")
         return 1 if old else 0
     draw_all()
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
     return 0
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.command_line import command_parser, keep, run
-from bench.fleet_load import fleet
-from bench.served_model import write_served_model
+from bench.serve.fleet import fleet
+from bench.serve.model import write_served_model
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.records import record
 from rjax.benchmarks.serve import ServeSettings

@@ -33,7 +33,7 @@ import numpy as np
 
 from bench.command_line import run
 from bench.scheduler import HostOnlyWorker
-from bench.server_load import ServerLoad, measure_load
+from bench.serve.load import ServerLoad, measure_load
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_hash import root_key

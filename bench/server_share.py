@@ -28,9 +28,9 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from bench.command_line import command_parser, keep, run
-from bench.fleet_load import Fleet, fleet
-from bench.served_model import write_served_model
-from bench.server_load import SHARED, UNIQUE, ServerLoad, latencies, measure_load
+from bench.serve.fleet import Fleet, fleet
+from bench.serve.load import SHARED, UNIQUE, ServerLoad, latencies, measure_load
+from bench.serve.model import write_served_model
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.records import record
 from rjax.benchmarks.stream_client import Address

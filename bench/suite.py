@@ -1,16 +1,17 @@
-"""Runs the benchmarks of bench/README.md that need one GPU and nothing else, one after another, and
-generates the page. `OTHERS` of them have to be run by hand.
+"""Runs the benchmarks that need one GPU and nothing else, one after another, then `bench.report`.
 
-    python -m bench.suite              # on a GPU, about 30 minutes
+    python -m bench.suite              # on a GPU, up to an hour
     python -m bench.suite --list       # only print the commands
     python -m bench.suite --only decode_step,throughput --seconds 300
-    python -m bench.suite --into FOLDER    # write the results there, without the README
+    python -m bench.suite --into FOLDER    # write the results there, without pages
 
 Each benchmark is a process with a time limit, so that a failure or a hang does not affect the
 others. Benchmarks of many points save each point, and start none that may exceed the limit.
+`OTHERS` of them have to be run by hand.
 """
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -19,24 +20,28 @@ import sys
 import time
 from pathlib import Path
 
+from bench import RESULTS, ROOT
 from rjax.cli.parser import OneLineParser
 
 COMMANDS: dict[str, tuple[str, int]] = {
-    "decode_step": ("bench.decode_step", 240),
-    "decode_step_few_rows": ("bench.decode_step --few-rows", 150),
+    "decode_step": ("bench.decode_step --profile 4", 240),
+    "decode_step_few_rows": ("bench.decode_step --profile 14 --few-rows", 150),
     "decode_step_few_rows_without": (
-        "bench.decode_step --few-rows --without mosaic.post_attention_block",
+        "bench.decode_step --profile 6 --few-rows --without mosaic.post_attention_block",
         150,
     ),
     "decode_step_long": ("bench.decode_step --max-model-len 131072", 240),
-    "decode_step_growth": ("bench.decode_step --growth", 120),
+    "decode_step_growth": ("bench.decode_step --growth --profile 14", 120),
     "throughput": ("bench.throughput --shapes llama-3-8b", 180),
     "prefill": (
         "bench.throughput --shapes llama-3-8b --requests 64 --input 512 --output 1 "
         "--max-num-batched-tokens 8192 --relay auto --rounds 3 --name prefill",
         120,
     ),
-    "startup": ("bench.startup --shapes llama-3-8b", 600),
+    "startup": (
+        "bench.startup --what engine,generate,serve --shapes llama-3-8b --warmup background",
+        600,
+    ),
     "load_weights": ("bench.load_weights --shapes llama-3-8b", 240),
     "compare_torch": (
         "bench.compare_torch --shapes qwen2.5-0.5b --batch 16,64 --prefix 512,2048 "
@@ -44,19 +49,18 @@ COMMANDS: dict[str, tuple[str, int]] = {
         240,
     ),
     "attention": ("bench.attention", 180),
-    "latency": (
-        "rjax bench latency --shapes llama-3-8b --json bench/results/latency.json",
-        150,
-    ),
+    "latency": ("rjax bench latency --shapes llama-3-8b", 150),
     "latency_qwen3": (
         "rjax bench latency --shapes qwen3-0.6b --num-decode-steps auto --output 512 "
-        "--prefix 0,2048 --rounds 3 --json bench/results/latency_qwen3.json",
+        "--prefix 0,2048 --rounds 3",
         200,
     ),
     "server_share": ("bench.server_share --streams 64 256", 360),
     "swap": ("bench.swap --shapes llama-3-8b", 120),
-    "longbench": ("bench.longbench --json bench/results/longbench.json", 120),
+    "longbench": ("bench.longbench", 120),
 }
+"""Command and seconds at most, by the name of the result."""
+
 OTHERS = {
     "bench.kernels": "minutes for each of its tables",
     "bench.machine_code": "needs no GPU",
@@ -107,15 +111,15 @@ def main() -> int:
     failed, start = [], time.monotonic()
     for name in names:
         line, limit = COMMANDS[name]
-        print(f"python -m {line}", flush=True)
+        print(f"python -m {line}" if line.startswith("bench.") else line, flush=True)
         if options.list:
             continue
         if options.seconds is not None:
             limit = min(limit, options.seconds - (time.monotonic() - start))
         if name in _STOPS_ITSELF:
             line += f" --seconds {max(1.0, limit - _LAST_POINT):.0f}"
-        if options.into is not None:
-            line += f" --json {shlex.quote(str(options.into / name))}.json"
+        folder = options.into or RESULTS
+        line += f" --json {shlex.quote(str(folder.resolve() / name))}.json"
         if limit <= 0 or not _run(line, limit):
             failed.append(name)
     if options.list:
@@ -130,12 +134,14 @@ def main() -> int:
 def _run(line: str, limit: float) -> bool:
     """Whether the process succeeded in time. It and its children are stopped in any case."""
     command = [sys.executable, "-m", *shlex.split(line)]
-    with subprocess.Popen(command, start_new_session=True) as process:
+    with subprocess.Popen(command, start_new_session=True, cwd=ROOT) as process:
         try:
             return process.wait(limit) == 0
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
             return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # none is left
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

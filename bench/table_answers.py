@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from tokenizers import Tokenizer
 
 from bench.command_line import run
-from bench.tables.decode import answer_questions
-from bench.tables.scoring import (
+from bench.train_bundled_model.decode import answer_questions
+from bench.train_bundled_model.scoring import (
     EVALUATION_SEED,
     Score,
     Sheet,

@@ -23,10 +23,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from bench.bare_step import time_bare_step
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import command_parser, keep, run, save_part
-from bench.step_roofline import DecodeCase
+from bench.decode_step.bare_step import time_bare_step
+from bench.decode_step.roofline import DecodeCase
 from rjax.benchmarks import throughput
 from rjax.benchmarks.engines import pool_pages, running_llm
 from rjax.benchmarks.points import in_time

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.kernel_profile import kernel_times
 from bench.kernels.backends import Kernel
 from bench.kernels.cases import Case
+from bench.kernels.kernel_profile import kernel_times
 from bench.kernels.run_case import CACHE_BYTES
 from bench.kernels.timing import seconds_per_call
 from rjax.pallas_kernels.attention.plan.host import PlanShape, plan_attention

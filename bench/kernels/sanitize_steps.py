@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.decode_step import Bench
-from bench.step_roofline import DecodeCase
+from bench.decode_step.roofline import DecodeCase
+from bench.decode_step.step_bench import Bench
 from rjax.benchmarks.model_shapes import SHAPES
 
 _FEW_TOKENS = {"vocab_size": 4096}

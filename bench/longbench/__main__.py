@@ -26,7 +26,7 @@ from rjax.benchmarks.records import record
 from rjax.cli.values import whole
 from rjax.commands.bench.options import add_engine_options, add_relay_modes, given_settings
 
-SAMPLE: Path = Path(__file__).parents[1] / "data"
+SAMPLE: Path = Path(__file__).parent / "sample"
 """Folder of the sample."""
 
 COLUMNS = {

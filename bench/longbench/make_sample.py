@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from bench.longbench.__main__ import SAMPLE
-from bench.tables.scoring import held_out_sheets
+from bench.train_bundled_model.scoring import held_out_sheets
 
 TABLES, QUESTIONS, ROWS, SEED = 2, 6, (5, 6), 20240
 

@@ -103,7 +103,7 @@ TASKS: dict[str, Task] = {
     ),
     "lcc": Task("Continue this code by one line.\n{context}", "", 64, "code"),
     "repobench-p": Task("Continue this code by one line.\n{context}", "{input}", 64, "code"),
-    # Not of LongBench: the sample beside this file, in the form that the bundled model knows.
+    # Not of LongBench: the sample, in the form that the bundled model knows.
     "table_qa": Task("{context}", "{input}", 96, "exact"),
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 DEMO_FILE: Path = Path(__file__).parent / "demo.json"
-"""Written by ``python -m bench.tables.make_demo``."""
+"""Written by ``python -m bench.train_bundled_model.make_demo``."""
 
 
 def demo_system_prompt() -> str:

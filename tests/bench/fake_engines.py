@@ -1,4 +1,4 @@
-"""Packages that stand in for vLLM and SGLang: they take the arguments that bench.engine_side gives,
+"""Packages that stand in for vLLM and SGLang: they take the arguments that engine_side.py gives,
 refuse others, and record them."""
 
 import stat

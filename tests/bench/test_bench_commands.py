@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import shlex
 from pathlib import Path
 
 import jax
@@ -11,21 +12,22 @@ import numpy as np
 import pytest
 
 from bench import (
+    RESULTS,
     attention,
-    compare_torch,
-    decode_step,
-    load_weights,
     quantised_answers,
     report,
-    startup,
     suite,
     throughput,
 )
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.decode_rows import EXPERTS, GROWTH, TABLE, Row, tensor_parallel
+from bench.compare_torch import __main__ as compare_torch
+from bench.decode_step import __main__ as decode_step
+from bench.decode_step.roofline import DecodeCase, roofline_seconds, stages
+from bench.decode_step.rows import EXPERTS, GROWTH, TABLE, Row, tensor_parallel
+from bench.load_weights import __main__ as load_weights
 from bench.longbench import __main__ as longbench
 from bench.random_checkpoint import write_checkpoint
-from bench.step_roofline import DecodeCase, roofline_seconds, stages
+from bench.startup import __main__ as startup
 from rjax import LLM
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.points import in_time
@@ -36,6 +38,7 @@ from rjax.commands.bench import latency
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, load_model
 from tests.bundled import BUNDLED_SIZES
+from tests.docs.shell_commands import check_arguments
 from tests.serve.live_server import write_model
 
 BFLOAT16 = jnp.dtype(jnp.bfloat16)
@@ -299,7 +302,7 @@ def test_help_shows_a_command_that_can_be_copied(module):
 def test_the_suite_runs_what_its_help_says():
     """Each benchmark of the page is run, or named with why it is not."""
     page = (Path(suite.__file__).with_name("README.md")).read_text("utf-8")
-    rows = re.findall(r"^\| `(?:python -m )?((?:bench\.|rjax bench )\w+)` \|", page, re.MULTILINE)
+    rows = re.findall(r"\? .*?\| `(?:python -m )?((?:bench\.|rjax bench )\w+)` \|", page)
     assert len(rows) > 15
     run = {re.match(r"bench\.\w+|rjax bench \w+", line)[0] for line, _ in suite.COMMANDS.values()}
     assert set(rows) == run | set(suite.OTHERS)
@@ -307,6 +310,33 @@ def test_the_suite_runs_what_its_help_says():
     told = suite.parser().format_help()
     assert all(f"{name} " in told and why in told for name, why in suite.OTHERS.items())
     assert "OTHERS" not in told
+
+
+@pytest.mark.parametrize("name", suite.COMMANDS)
+def test_the_suite_gives_arguments_that_its_commands_take(name, monkeypatch):
+    line, limit = suite.COMMANDS[name]
+    words = [*shlex.split(line), "--json=x.json"]
+    words += [f"--seconds={limit}"] * (name in suite._STOPS_ITSELF)
+    check_arguments(words if words[0] == "rjax" else ["python", "-m", *words], monkeypatch)
+
+
+def test_the_suite_repeats_the_kept_results():
+    for name, (line, _) in suite.COMMANDS.items():
+        path = RESULTS / f"{name}.json"
+        if not path.exists():
+            continue
+        kept = re.sub(r"^python -m | --quiet| --seconds \d+", "", load(path)["command"])
+        # The name that the kernel had when it was measured.
+        assert line == kept.replace("mosaic.between_attention", "mosaic.post_attention_block")
+
+
+def test_the_suite_ends_what_takes_too_long(tmp_path, monkeypatch, capsys):
+    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(suite, "COMMANDS", {"sleep": ("sleeper", 1)})
+    monkeypatch.setattr("sys.argv", ["suite", f"--into={tmp_path}"])
+    assert suite.main() == 1
+    assert capsys.readouterr().err == "failed or out of time: sleep\n"
 
 
 def test_tables_show_numbers_in_few_digits():

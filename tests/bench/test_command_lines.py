@@ -6,23 +6,23 @@ import pytest
 
 from bench import (
     attention,
-    compare_engines,
-    compare_torch,
-    decode_step,
-    load_weights,
-    machine_code,
     quantised_answers,
     scheduler,
     serve_replicas,
     server_share,
-    startup,
     swap,
     table_answers,
     throughput,
 )
 from bench.command_line import run
+from bench.compare_engines import __main__ as compare_engines
+from bench.compare_torch import __main__ as compare_torch
+from bench.decode_step import __main__ as decode_step
 from bench.kernels import cost_model
+from bench.load_weights import __main__ as load_weights
 from bench.longbench import __main__ as longbench
+from bench.machine_code import __main__ as machine_code
+from bench.startup import __main__ as startup
 from rjax.cli.values import some_of, whole, wholes
 
 WRONG = [

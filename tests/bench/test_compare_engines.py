@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import compare_engines, engine_side
 from bench.command_line import run
-from bench.engine_process import check_python, run_engine
-from bench.engine_workloads import WORKLOADS, Workload
+from bench.compare_engines import __main__ as compare_engines
+from bench.compare_engines import engine_side
+from bench.compare_engines.process import check_python, run_engine
+from bench.compare_engines.workloads import WORKLOADS, Workload
 from rjax.benchmarks.model_shapes import write_folder
 from tests.bench.fake_engines import SGLANG, VLLM, python_with
 

@@ -74,7 +74,7 @@ def test_without_torch_the_rest_still_runs_and_it_is_said(tmp_path, capsys, monk
     assert {"us", "pallas_us", "cudnn_us", "cudnn_once_us"} <= set(row)
     assert {line["peer"] for line in found["did_not_run"]} == {"sdpa", "flex"}
     assert "no_such_module_as_torch" in capsys.readouterr().out
-    page = report.render(tmp_path)
+    page = report.render(tmp_path)["attention"]
     assert "| relay 4; 64; 20 |" in page
     assert "- sdpa: torch's process ended with 1: ModuleNotFoundError" in page
 

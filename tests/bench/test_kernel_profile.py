@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.kernel_profile import spent_by_name
+from bench.kernels.kernel_profile import spent_by_name
 
 
 def test_time_counts_for_the_kernel_that_ends_first():

@@ -42,7 +42,7 @@ def test_the_table_runs_and_is_shown(tmp_path):
     assert all(row["relative_error"] < 1e-5 and math.isfinite(row["us"]) for row in rows)
     relay = next(row for row in rows if row["case"].startswith("relay 4"))
     assert relay["target_us"] == pytest.approx(1.35 * relay["floor_us"] + 5)
-    assert "| decode 3 x 70, fp8 |" in report.render(tmp_path)
+    assert "| decode 3 x 70, fp8 |" in report.render(tmp_path)["attention"]
     assert "torch_python" not in path.read_text()
 
 
@@ -53,7 +53,7 @@ def test_products_are_checked_and_shown(tmp_path):
     schemes = ("int8, 8", "int4, 8", "int4 interleaved, 8")
     assert [row["case"] for row in rows] == [f"small gate-up, {each} rows" for each in schemes]
     assert all(row["relative_error"] < 1e-5 and math.isfinite(row["of_copy"]) for row in rows)
-    assert "| small gate-up, int8, 8 rows |" in report.render(tmp_path)
+    assert "| small gate-up, int8, 8 rows |" in report.render(tmp_path)["gemm"]
 
 
 def test_experts_are_checked_and_shown(tmp_path):
@@ -62,7 +62,7 @@ def test_experts_are_checked_and_shown(tmp_path):
     rows = load(path)["rows"]
     assert [row["case"] for row in rows] == ["small, 1 rows", "small, 24 rows"]
     assert all(math.isfinite(row["plain_us"] + row["ragged_dot_us"]) for row in rows)
-    assert "| small, 24 rows |" in report.render(tmp_path)
+    assert "| small, 24 rows |" in report.render(tmp_path)["experts"]
 
 
 def test_wrong_and_failing_cases_are_said_in_order_and_cost_no_other(monkeypatch, capsys):
@@ -177,7 +177,7 @@ def test_the_sweep_runs_and_is_drawn(tmp_path):
     assert (tmp_path / "kernels_sweep.png").exists()
     report.draw_all(tmp_path)
     assert (tmp_path / "kernels_sweep.png").read_bytes().startswith(b"\x89PNG")
-    assert "kernels_sweep.png" in report.render(tmp_path)
+    assert "kernels_sweep.png" in report.render(tmp_path)["attention"]
 
 
 @pytest.mark.parametrize("arguments", [["--sweep", "--only=x"], ["--png=x.png"]])

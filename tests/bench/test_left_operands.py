@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.left_operands import lost_operands
+from bench.machine_code.left_operands import lost_operands
 
 # A loop's two products of scores (16 columns each) and its product with the values.
 LOOP = """\

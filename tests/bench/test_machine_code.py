@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench import assembler, machine_code
+from bench.machine_code import __main__ as machine_code
+from bench.machine_code import assembler
 from rjax.benchmarks.records import command, load
 from rjax.pallas_kernels.gemm.split_k_gemm import split_k_gemm
 from rjax.pallas_kernels.residual import add_rms_norm as norm

@@ -1,17 +1,18 @@
-"""The generated benchmark page matches the recorded results."""
+"""The generated pages match the recorded results."""
 
 import json
 import re
 
 import pytest
 
-from bench import RESULTS, report, step_breakdown
+from bench import RESULTS, report
+from bench.decode_step import breakdown as step_breakdown
 from bench.kernels import readme
 from rjax.benchmarks.records import load
 
 
-@pytest.mark.parametrize("path", report.pages(), ids=lambda path: path.parent.name)
-def test_the_page_is_up_to_date(path):
+@pytest.mark.parametrize("path", report.pages(), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_pages_are_up_to_date(path):
     assert path.read_text(encoding="utf-8") == report.pages()[path], "run python -m bench.report"
 
 
@@ -26,13 +27,27 @@ def test_marked_figures_are_those_of_the_results(tmp_path):
         readme.with_figures("<!--us c-->1<!--/-->", tmp_path)
 
 
-def test_the_page_shows_every_result_and_its_pictures_exist():
-    page = report.README.read_text(encoding="utf-8")
+def test_the_pages_show_every_result_and_their_pictures_exist():
+    pages = {path: text for path, text in report.pages().items() if path.parent == RESULTS}
+    assert sorted(pages) == sorted(RESULTS.glob("*.md"))
+    shown = "".join(pages.values())
     for path in RESULTS.glob("*.json"):
         found = json.loads(path.read_text(encoding="utf-8"))
-        assert f"`{found['command']}`" in page or f"results/{path.name}" in page
-    for picture in re.findall(r"\]\((results/[^)]+\.png)\)", page):
-        assert (report.README.parent / picture).exists()
+        assert f"`{found['command']}`" in shown
+        assert f"[{path.name}]({path.name})" in shown
+    for picture in re.findall(r"\]\(([^)]+\.png)\)", shown):
+        assert (RESULTS / picture).exists()
+
+
+def test_links_to_results_lead_to_sections():
+    """The page of the benchmarks links to each page of results, and to headings that exist."""
+    readme = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\(results/(\w+\.md)(?:#([\w-]+))?\)", readme)
+    assert {name for name, _ in linked} == {path.name for path in RESULTS.glob("*.md")}
+    for name, heading in linked:
+        titles = re.findall(r"^#+ (.+)$", (RESULTS / name).read_text(encoding="utf-8"), re.M)
+        slugs = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+        assert not heading or heading in slugs, (name, heading)
 
 
 def test_results_name_no_machine():
@@ -49,15 +64,15 @@ def test_a_changed_number_changes_the_page(tmp_path):
     }
     path = tmp_path / "latency_cpu.json"
     path.write_text(json.dumps(kept))
-    before = report.render(tmp_path)
+    before = report.render(tmp_path)["engine"]
     assert "| m | 2 | 64 | 1.5 |" in before
     kept["rows"][0]["each_ms"] = 1.75
     path.write_text(json.dumps(kept))
-    assert report.render(tmp_path) != before
+    assert report.render(tmp_path)["engine"] != before
     report.draw_all(tmp_path)
-    assert "latency_cpu.png" in report.render(tmp_path)
+    assert "latency_cpu.png" in report.render(tmp_path)["engine"]
     (tmp_path / "other.json").write_text("{}")
-    assert "- [other.json]" in report.render(tmp_path)
+    assert "- [other.json]" in report.render(tmp_path)["other"]
 
 
 def test_a_file_that_is_no_record_is_refused(tmp_path):

@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 
 from bench.kernels import sanitize
 from bench.kernels.sanitize_steps import step_cases
-from bench.machine_code import kernels_of, lowered_step
+from bench.machine_code.lowered_step import kernels_of, lowered_step
 
 CASES = {case.name: case for case in step_cases()}
 _LAYER = {"one_row_layer"}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bench import server_share
-from bench.served_model import write_served_model
-from bench.server_load import SHARED, UNIQUE, ServerLoad, latencies
+from bench.serve.load import SHARED, UNIQUE, ServerLoad, latencies
+from bench.serve.model import write_served_model
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.records import load
 from rjax.models import BUNDLED_MODEL, resolve_folder

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.tables.make_demo import demo_table
-from bench.tables.table import Table, system_prompt
+from bench.train_bundled_model.make_demo import demo_table
+from bench.train_bundled_model.table import Table, system_prompt
 from rjax.build.engine_builder import build_engine
 from rjax.config import EngineConfig
 from rjax.models import BUNDLED_MODEL

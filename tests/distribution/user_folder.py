@@ -6,8 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from bench.tables.make_demo import demo_table
-from bench.tables.table import Table, system_prompt
+from bench.train_bundled_model.make_demo import demo_table
+from bench.train_bundled_model.table import Table, system_prompt
 from tests.bundled import BUNDLED_SIZES
 
 MODULES = ("models", "pallas_kernels", "bench", "tests")

@@ -6,7 +6,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "rjax" / "serve" / "README.md"])
+BENCH = ROOT / "bench"
+PAGES = sorted(
+    [
+        *DOCS.rglob("*.md"),
+        *(ROOT / "README.md", ROOT / "rjax" / "serve" / "README.md"),
+        *(BENCH / "README.md", *BENCH.glob("*/README.md")),
+    ]
+)
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

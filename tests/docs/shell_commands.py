@@ -72,5 +72,7 @@ def _module(name: str) -> Any:
     module = importlib.import_module(name)
     if hasattr(module, "main"):
         return module
+    if name.startswith("bench."):
+        return importlib.import_module(f"{name}.__main__")
     command = name.removeprefix("rjax.").replace("benchmarks", "bench")
     return importlib.import_module(f"rjax.commands.{command}")

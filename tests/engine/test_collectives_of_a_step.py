@@ -11,8 +11,8 @@ import functools, re
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bench.decode_step import Bench
-from bench.step_roofline import DecodeCase
+from bench.decode_step.step_bench import Bench
+from bench.decode_step.roofline import DecodeCase
 from rjax.pallas_kernels.kernel import DeviceInfo
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.sampling import first_largest

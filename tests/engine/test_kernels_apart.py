@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.machine_code import kernels_of, lowered_step
-from bench.step_roofline import DecodeCase
+from bench.decode_step.roofline import DecodeCase
+from bench.machine_code.lowered_step import kernels_of, lowered_step
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import config_from_dict
 from rjax.worker.backend import choose_backend

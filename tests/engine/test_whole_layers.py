@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench.machine_code import kernels_of, lowered_step
-from bench.step_roofline import DecodeCase
+from bench.decode_step.roofline import DecodeCase
+from bench.machine_code.lowered_step import kernels_of, lowered_step
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.build import plan_engine
 from rjax.models import DecoderLayer, Rotary, config_from_dict

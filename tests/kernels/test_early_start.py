@@ -9,8 +9,8 @@ import pytest
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
-from bench.machine_code import kernels_of, lowered_step
-from bench.step_roofline import DecodeCase
+from bench.decode_step.roofline import DecodeCase
+from bench.machine_code.lowered_step import kernels_of, lowered_step
 from rjax.pallas_kernels.gemm.few_bits.quantised_gemm import quantised_gemm
 from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.gemm.gate_up_gemm import gate_up_gemm

@@ -12,7 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import nvvm
 
-from bench.machine_code import kernels_of
+from bench.machine_code.lowered_step import kernels_of
 from rjax.pallas_kernels.attention import mosaic
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.gemm.gate_up_gemm import gate_up_gemm

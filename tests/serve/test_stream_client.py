@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from bench.server_load import figures
+from bench.serve.load import figures
 from rjax.benchmarks.stream_client import (
     Address,
     Arrival,

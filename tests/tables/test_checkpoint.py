@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 from tokenizers import Tokenizer
 
-from bench.tables.decode import answer_questions
-from bench.tables.scoring import held_out_sheets, is_right
+from bench.train_bundled_model.decode import answer_questions
+from bench.train_bundled_model.scoring import held_out_sheets, is_right
 from rjax.models import BUNDLED_MODEL, LoadedModel, config_from_folder, load_model
 from rjax.models.tables.demo import demo_questions, demo_system_prompt
 

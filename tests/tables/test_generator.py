@@ -5,14 +5,14 @@ import re
 
 import pytest
 
-from bench.tables import Question, Table, fields, random_questions, random_table
-from bench.tables.make_demo import demo, demo_table, main
-from bench.tables.names import first_name, random_mix, surname
-from bench.tables.questions import KINDS, MAX_LISTED, random_question
-from bench.tables.scoring import held_out_sheets, is_right, score, score_by_rows
-from bench.tables.strings import filled, random_pattern
-from bench.tables.table import lines_before_rows, system_prompt
-from bench.tables.words import is_held_out, pool, words
+from bench.train_bundled_model import Question, Table, fields, random_questions, random_table
+from bench.train_bundled_model.make_demo import demo, demo_table, main
+from bench.train_bundled_model.names import first_name, random_mix, surname
+from bench.train_bundled_model.questions import KINDS, MAX_LISTED, random_question
+from bench.train_bundled_model.scoring import held_out_sheets, is_right, score, score_by_rows
+from bench.train_bundled_model.strings import filled, random_pattern
+from bench.train_bundled_model.table import lines_before_rows, system_prompt
+from bench.train_bundled_model.words import is_held_out, pool, words
 from rjax.models.tables.demo import DEMO_FILE, demo_questions, demo_system_prompt
 
 LISTS = ("first_names", "surnames", "english", "countries", "occupations", "cities", "streets")

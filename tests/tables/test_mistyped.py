@@ -5,11 +5,11 @@ import random
 import pytest
 from tokenizers import Tokenizer
 
-from bench.tables.data import Beside, Plan, Shape, make_batch
-from bench.tables.mistyped import mistyped
-from bench.tables.questions import KINDS, random_question
-from bench.tables.scoring import held_out_sheets
-from bench.tables.table import random_table
+from bench.train_bundled_model.data import Beside, Plan, Shape, make_batch
+from bench.train_bundled_model.mistyped import mistyped
+from bench.train_bundled_model.questions import KINDS, random_question
+from bench.train_bundled_model.scoring import held_out_sheets
+from bench.train_bundled_model.table import random_table
 from rjax.models import BUNDLED_MODEL
 
 

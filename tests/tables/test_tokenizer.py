@@ -3,8 +3,8 @@
 import pytest
 from transformers import AutoTokenizer
 
-from bench.tables.scoring import held_out_sheets
-from bench.tables.tokenizer import BOS, END, answer_text, prefix_text, question_text
+from bench.train_bundled_model.scoring import held_out_sheets
+from bench.train_bundled_model.tokenizer import BOS, END, answer_text, prefix_text, question_text
 from rjax.models import BUNDLED_MODEL
 
 

@@ -11,10 +11,10 @@ import pytest
 from flax import nnx
 from tokenizers import Tokenizer
 
-from bench.tables import train
-from bench.tables.data import Batch, Plan, Shape, make_batch
-from bench.tables.rows import fresh_pointers
-from bench.tables.step import (
+from bench.train_bundled_model import __main__ as train
+from bench.train_bundled_model.data import Batch, Plan, Shape, make_batch
+from bench.train_bundled_model.rows import fresh_pointers
+from bench.train_bundled_model.step import (
     Trainer,
     arrays,
     compiled,
@@ -23,7 +23,7 @@ from bench.tables.step import (
     optimizer,
     replicated,
 )
-from bench.tables.tokenizer import NEWLINE
+from bench.train_bundled_model.tokenizer import NEWLINE
 from rjax.models import BUNDLED_MODEL, Decoder, DenseAttention, load_model
 
 TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))

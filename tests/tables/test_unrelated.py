@@ -7,10 +7,10 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from bench.tables.data import Beside, Plan, Shape, make_batch
-from bench.tables.scoring import is_right, score, tableless_sheets
-from bench.tables.tokenizer import BOS, END, answer_text, prefix_text, question_text
-from bench.tables.unrelated import (
+from bench.train_bundled_model.data import Beside, Plan, Shape, make_batch
+from bench.train_bundled_model.scoring import is_right, score, tableless_sheets
+from bench.train_bundled_model.tokenizer import BOS, END, answer_text, prefix_text, question_text
+from bench.train_bundled_model.unrelated import (
     ANSWER,
     tableless_question,
     tableless_system,

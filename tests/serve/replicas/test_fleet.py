@@ -16,7 +16,7 @@ import httpx2
 import openai
 import pytest
 
-from bench.fleet_load import TINY, Fleet, Outcome, ask, body, fleet, homes, load, system_prompts
+from bench.serve.fleet import TINY, Fleet, Outcome, ask, body, fleet, homes, load, system_prompts
 
 pytestmark = pytest.mark.slow
 SYSTEMS = system_prompts(8)

@@ -1,0 +1,1 @@
+"""The same requests through rjax and another engine."""

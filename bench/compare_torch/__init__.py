@@ -1,0 +1,1 @@
+"""rjax compared with torch on the same weights."""

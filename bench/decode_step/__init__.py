@@ -1,0 +1,1 @@
+"""Device time of a whole decode step, compared with its roofline."""

@@ -1,0 +1,1 @@
+"""Loading a checkpoint, compared with reading its files."""

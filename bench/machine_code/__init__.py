@@ -1,0 +1,1 @@
+"""Machine code of the Mosaic kernels of a decode step."""

@@ -1,0 +1,1 @@
+"""Servers, loads and models of the server benchmarks."""

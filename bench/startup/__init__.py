@@ -1,0 +1,1 @@
+"""Time from launch to the first result."""
