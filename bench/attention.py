@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import command_parser, keep, run, save_part
-from bench.kernels.cases import Case, Inputs, make_inputs
+from bench.kernels.cases.attention import Case, Inputs, make_inputs
 from bench.kernels.check import errors
 from bench.kernels.timing import seconds_per_call
 from rjax.benchmarks.figures import lines

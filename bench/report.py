@@ -1,5 +1,4 @@
-"""Generates the pages and pictures in bench/results/ from the results there, and the figures of
-bench/kernels/README.md.
+"""Generates the pages and pictures in bench/results/ from the results there.
 
     python -m bench.report            # write
     python -m bench.report --check    # fail if the pages differ from the results
@@ -31,14 +30,13 @@ from bench.decode_step import __main__ as decode_step
 from bench.decode_step import breakdown as step_breakdown
 from bench.kernels import (
     cost_model,
-    peers,
     run_experts,
+    run_peers,
     run_products,
     run_sums,
     run_table,
     sweep,
 )
-from bench.kernels import readme as kernels_readme
 from bench.load_weights import __main__ as load_weights
 from bench.longbench import __main__ as longbench
 from bench.machine_code import __main__ as machine_code
@@ -165,7 +163,7 @@ PAGES: dict[str, Page] = {
                 "Attention of one layer", _rows(attention.COLUMNS), attention.draw
             ),
             "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
-            "kernels_peers": Section("Comparison with other libraries", peers.table),
+            "kernels_peers": Section("Comparison with other libraries", run_peers.table),
             "kernels_sweep": Section("With and without relay", _rows(sweep.COLUMNS), sweep.draw),
             "kernels_costs": Section("Cost model of the work items", _rows(cost_model.COLUMNS)),
         },
@@ -313,12 +311,7 @@ def parser() -> argparse.ArgumentParser:
 
 def pages() -> dict[Path, str]:
     """Every generated page and its content."""
-    return {
-        **{RESULTS / f"{name}.md": text for name, text in render().items()},
-        kernels_readme.README: kernels_readme.with_figures(
-            kernels_readme.README.read_text("utf-8")
-        ),
-    }
+    return {RESULTS / f"{name}.md": text for name, text in render().items()}
 
 
 def main() -> int:

@@ -22,9 +22,10 @@ import jax
 from bench import RESULTS
 from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES
-from bench.kernels.peers import run_peers, run_torch
+from bench.kernels.cases.experts import SCHEMES
 from bench.kernels.result_file import ResultFile
-from bench.kernels.run_experts import SCHEMES, run_experts
+from bench.kernels.run_experts import run_experts
+from bench.kernels.run_peers import run_peers, run_torch
 from bench.kernels.run_products import run_products
 from bench.kernels.run_sums import run_sums
 from bench.kernels.run_table import run_table

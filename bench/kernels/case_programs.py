@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.kernels.backends import Kernel
-from bench.kernels.cases import Case, Inputs, draw_layer, fill, lay_out
+from bench.kernels.cases.attention import Case, Inputs, draw_layer, fill, lay_out
 from bench.kernels.check import UNTUNED, compare, picked_rows
 from bench.kernels.program import Program
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.kernels.cases import Case, Inputs
+from bench.kernels.cases.attention import Case, Inputs
 from rjax.pallas_kernels.attention.reference import paged_attention_reference
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 

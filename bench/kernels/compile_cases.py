@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from bench.ceilings import Ceilings
 from bench.kernels.backends import Kernel
 from bench.kernels.case_programs import CasePrograms
-from bench.kernels.cases import Case
+from bench.kernels.cases.attention import Case
 from bench.kernels.program import Program
 from bench.kernels.run_case import lower_case
 

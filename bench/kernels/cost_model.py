@@ -22,7 +22,7 @@ from jaxtyping import Float
 from bench import RESULTS
 from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES, Kernel, choose_kernel
-from bench.kernels.cases import Case
+from bench.kernels.cases.attention import Case
 from bench.kernels.pool_runner import PoolRunner
 from rjax.benchmarks.records import record, save
 from rjax.cli.values import wholes

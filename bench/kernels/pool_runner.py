@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.kernels.backends import Kernel
-from bench.kernels.cases import Case
+from bench.kernels.cases.attention import Case
 from bench.kernels.kernel_profile import kernel_times
 from bench.kernels.run_case import CACHE_BYTES
 from bench.kernels.timing import seconds_per_call

@@ -8,7 +8,7 @@ import jax
 from bench.ceilings import Ceilings
 from bench.kernels.backends import Kernel
 from bench.kernels.case_programs import CasePrograms
-from bench.kernels.cases import Case
+from bench.kernels.cases.attention import Case
 from bench.kernels.timing import burst_seconds, seconds_per_call
 
 CACHE_BYTES = 256 << 20  # distinct KV between two reads of the same pages: four times the L2

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.kernels.check import UNTUNED
-from bench.kernels.product_cases import (
+from bench.kernels.cases.products import (
     ProductCase,
     distinct_weights,
     product_cases,
     small_product_cases,
 )
+from bench.kernels.check import UNTUNED
 from bench.kernels.program import Program
 from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import CACHE_BYTES

@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bench.kernels.cases.sums import SUM_TARGETS, SUMS
 from bench.kernels.result_file import ResultFile
 from bench.kernels.timing import burst_seconds
 from rjax.models.sharding import TENSOR_AXIS
@@ -41,16 +42,6 @@ COLUMNS = {
     "mosaic_error": "relative error of the kernel",
     "failed": "error",
 }
-CASES = ((1, 4096, 14336), (16, 4096, 14336), (64, 4096, 14336), (256, 4096, 14336))
-CASES += ((1, 8192, 28672), (64, 8192, 28672))
-"""Rows, columns, and the depth of the down-projection whose split-K partials are summed."""
-
-_TARGETS = {  # us, by H200, rows and columns
-    (2, 1, 4096): 8.0,
-    (2, 64, 4096): 12.0,
-    (4, 64, 8192): 13.0,
-    (8, 64, 8192): 18.0,
-}
 _CALLS = 192  # of one dispatched run, so that it takes longer than its dispatch
 _KERNELS = ("mosaic", "gathered", "psum")
 _LARGEST_ERROR = 1e-2  # of a result in bfloat16
@@ -66,9 +57,9 @@ def run_sums(options: argparse.Namespace, results: ResultFile) -> int:
         print("--sums needs several GPUs")
         return 1
     mesh = Mesh(np.array(jax.devices()), (TENSOR_AXIS,))
-    memory, peers = PeerMemory.allocate(mesh, max(T * D for T, D, _ in CASES))
+    memory, peers = PeerMemory.allocate(mesh, max(T * D for T, D, _ in SUMS))
     bad = 0
-    cases = [case for case in CASES if options.only in _name(case)]
+    cases = [case for case in SUMS if options.only in _name(case)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         programs = {
             (case, kernel, calls): pool.submit(_compile, mesh, case, kernel, calls, peers)
@@ -80,7 +71,7 @@ def run_sums(options: argparse.Namespace, results: ResultFile) -> int:
         T, D, _ = case
         X = _summands(mesh, case)
         row: dict[str, Any] = {"case": _name(case), "devices": devices, "summands": X}
-        row["target_us"] = _TARGETS.get((devices, T, D))
+        row["target_us"] = SUM_TARGETS.get((devices, T, D))
         given = _draw(mesh, X, T, D)
         for kernel in _KERNELS:
             try:

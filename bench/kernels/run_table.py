@@ -7,10 +7,10 @@ from typing import Any
 
 from bench.ceilings import measure_ceilings
 from bench.kernels.backends import choose_kernel
+from bench.kernels.cases.table import small_cases, table_cases
 from bench.kernels.compile_cases import compile_cases
 from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import Result, run_case
-from bench.kernels.table import small_cases, table_cases
 
 COLUMNS = {
     "case": "case",

@@ -13,7 +13,7 @@ import jax
 
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.kernels.backends import Kernel, choose_kernel
-from bench.kernels.cases import Case
+from bench.kernels.cases.attention import Case
 from bench.kernels.pool_runner import PoolRunner
 from bench.kernels.result_file import ResultFile
 from bench.kernels.run_table import reason

@@ -376,7 +376,9 @@ class Log:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.train_bundled_model",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     p.add_argument("--tokenizer", type=Path, default=BUNDLED_MODEL, help="its folder")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.kernels import cost_model as command
-from bench.kernels.cases import make_plan
+from bench.kernels.cases.attention import make_plan
 from bench.kernels.pool_runner import PoolRunner
 from rjax.models import config_from_dict
 from rjax.models.sharding import single_device_mesh

@@ -10,11 +10,12 @@ import pytest
 from bench import report
 from bench.ceilings import Ceilings
 from bench.kernels import __main__ as kernels
-from bench.kernels import jax_peers, peers
+from bench.kernels import run_peers
 from bench.kernels.backends import choose_kernel
-from bench.kernels.cases import make_inputs
+from bench.kernels.cases.attention import make_inputs
+from bench.kernels.cases.table import _PEERS, small_cases
+from bench.kernels.peers import jax_peers
 from bench.kernels.result_file import ResultFile
-from bench.kernels.table import small_cases
 from rjax.benchmarks.records import load
 
 pytestmark = pytest.mark.usefixtures("optimised", "quickly_compiled_random_numbers")
@@ -25,18 +26,18 @@ DECODE, RELAY, GROUPS, PREFILL = small_cases()[:4]
 
 @pytest.fixture(autouse=True)
 def _ceilings(monkeypatch):
-    monkeypatch.setattr(peers, "measure_ceilings", lambda: CEILINGS)
+    monkeypatch.setattr(run_peers, "measure_ceilings", lambda: CEILINGS)
 
 
 @pytest.mark.parametrize("case", [RELAY, GROUPS], ids=lambda case: case.name)
 def test_every_peer_in_jax_gives_the_right_result(case):
-    lines = peers.jax_lines(case, choose_kernel("xla"), CEILINGS)
+    lines = run_peers.jax_lines(case, choose_kernel("xla"), CEILINGS)
     assert {line["peer"] for line in lines} == set(jax_peers.PEERS)
     assert all(line["error"] < 1e-5 for line in lines), lines
 
 
 def test_what_a_peer_cannot_express_it_says():
-    lines = peers.jax_lines(PREFILL, choose_kernel("xla"), CEILINGS)
+    lines = run_peers.jax_lines(PREFILL, choose_kernel("xla"), CEILINGS)
     (failed,) = [line for line in lines if "failed" in line]
     assert (failed["peer"], "one query row" in failed["failed"]) == ("pallas", True)
     assert [line["peer"] for line in lines if "us" in line] == ["cudnn"]
@@ -48,7 +49,7 @@ def test_a_wrong_or_too_large_peer_is_not_timed(monkeypatch):
         yield jax_peers.Variant("b", lambda k, v: (k,), lambda q, k: q, 1e15)
 
     monkeypatch.setattr(jax_peers, "PEERS", {"wrong": wrong})
-    first, second = peers.jax_lines(DECODE, choose_kernel("xla"), CEILINGS)
+    first, second = run_peers.jax_lines(DECODE, choose_kernel("xla"), CEILINGS)
     assert "wrong result" in first["failed"]
     assert "GiB" in second["failed"]
 
@@ -64,7 +65,7 @@ def test_the_contiguous_layout_is_the_pages_in_order():
 
 
 def test_without_torch_the_rest_still_runs_and_it_is_said(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(peers, "_SCRIPT", tmp_path / "torch_peers.py")
+    monkeypatch.setattr(run_peers, "_SCRIPT", tmp_path / "torch_peers.py")
     (tmp_path / "torch_peers.py").write_text("import no_such_module_as_torch")
     path = tmp_path / "kernels_peers.json"
     arguments = ["--peers", "--small", "--only=relay 4", "--backend=xla", f"--json={path}"]
@@ -89,9 +90,9 @@ def test_lines_that_torch_wrote_before_it_fell_are_kept(tmp_path, monkeypatch):
         f"out.write(json.dumps({{'torch': '2'}}) + '\\n' + {json.dumps(line)!r})\n"
         "sys.exit('out of memory')\n"
     )
-    monkeypatch.setattr(peers, "_SCRIPT", tmp_path / "torch_peers.py")
+    monkeypatch.setattr(run_peers, "_SCRIPT", tmp_path / "torch_peers.py")
     options = kernels.parser().parse_args(["--peers", "--small", "--only=relay 4"])
-    version, lines = peers.run_torch(options)
+    version, lines = run_peers.run_torch(options)
     assert version == "2"
     assert lines[0] == line
     assert [(x["peer"], "out of memory" in x["failed"]) for x in lines[1:]] == [("flex", True)]
@@ -102,7 +103,7 @@ def test_the_best_variant_of_a_peer_counts():
         {"peer": "p", "variant": name, "us": us, "error": 0.0}
         for name, us in (("a", 3.0), ("b", 2.0), ("c", 4.0))
     ]
-    assert peers.best_of([*lines, {"peer": "q", "variant": "", "failed": "no"}]) == {
+    assert run_peers.best_of([*lines, {"peer": "q", "variant": "", "failed": "no"}]) == {
         "p_us": 2.0,
         "p_variant": "b",
         "p_error": 0.0,
@@ -112,20 +113,20 @@ def test_the_best_variant_of_a_peer_counts():
 def test_no_time_is_said():
     options = kernels.parser().parse_args(["--peers", "--small", "--only=relay 4", "--seconds=0"])
     results = ResultFile(None, {})
-    assert peers.run_peers(options, results, None, []) == 1
+    assert run_peers.run_peers(options, results, None, []) == 1
     assert "--seconds" in results.more["did_not_run"][0]["failed"]
 
 
 def test_the_peers_cases_are_in_the_table():
     options = kernels.parser().parse_args(["--peers"])
-    assert len(peers.peer_cases(options)) == len(peers._CASES)
+    assert len(run_peers.chosen_cases(options)) == len(_PEERS)
 
 
 @pytest.mark.torch
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is missing")
 def test_torch_gives_the_right_results():
     options = kernels.parser().parse_args(["--peers", "--small", "--seconds=600"])
-    version, lines = peers.run_torch(options)
+    version, lines = run_peers.run_torch(options)
     assert version
     timed = {(line["case"], line["peer"]) for line in lines if "us" in line}
-    assert timed == {(c.name, p) for c in peers.peer_cases(options) for p in ("sdpa", "flex")}
+    assert timed == {(c.name, p) for c in run_peers.chosen_cases(options) for p in ("sdpa", "flex")}

@@ -13,14 +13,15 @@ import pytest
 from bench import report
 from bench.ceilings import Ceilings
 from bench.kernels import __main__ as kernels
-from bench.kernels import cost_model, peers, run_experts, run_products, run_table, sanitize, sweep
+from bench.kernels import cost_model, run_experts, run_peers, run_products, run_table, sweep
 from bench.kernels.backends import Kernel, choose_kernel
-from bench.kernels.cases import Case, Target, make_inputs
+from bench.kernels.cases.attention import Case, Target, make_inputs
+from bench.kernels.cases.table import small_cases, table_cases
 from bench.kernels.compile_cases import compile_cases
 from bench.kernels.pool_runner import PoolRunner
 from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import lower_case, run_case
-from bench.kernels.table import small_cases, table_cases
+from bench.kernels.sanitize import __main__ as sanitize
 from rjax.benchmarks.records import load
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled_random_numbers")
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled_random_numbers")
 @pytest.fixture(autouse=True)
 def _ceilings(monkeypatch):
     """Measuring them takes seconds."""
-    for module in (run_experts, run_products, run_table, sweep, peers):
+    for module in (run_experts, run_products, run_table, sweep, run_peers):
         monkeypatch.setattr(module, "measure_ceilings", lambda: Ceilings(copy=4e9, matmul=1e12))
 
 

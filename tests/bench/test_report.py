@@ -7,28 +7,16 @@ import pytest
 
 from bench import RESULTS, report
 from bench.decode_step import breakdown as step_breakdown
-from bench.kernels import readme
 from rjax.benchmarks.records import load
 
 
-@pytest.mark.parametrize("path", report.pages(), ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("path", report.pages(), ids=lambda path: path.stem)
 def test_pages_are_up_to_date(path):
     assert path.read_text(encoding="utf-8") == report.pages()[path], "run python -m bench.report"
 
 
-def test_marked_figures_are_those_of_the_results(tmp_path):
-    row = {"case": "a (b) 1", "us": 12.34, "floor_us": 6.17}
-    (tmp_path / "kernels.json").write_text(json.dumps({"rows": [row]}))
-    text = "took <!--us a (b) 1-->?<!--/--> us, <!--share a (b) 1-->9<!--/--> of the best"
-    made = readme.with_figures(text, tmp_path)
-    assert re.sub("<!--.*?-->", "", made) == "took 12.3 us, 0.50 of the best"
-    assert readme.with_figures(made, tmp_path) == made
-    with pytest.raises(ValueError, match="no time of 'c'"):
-        readme.with_figures("<!--us c-->1<!--/-->", tmp_path)
-
-
 def test_the_pages_show_every_result_and_their_pictures_exist():
-    pages = {path: text for path, text in report.pages().items() if path.parent == RESULTS}
+    pages = report.pages()
     assert sorted(pages) == sorted(RESULTS.glob("*.md"))
     shown = "".join(pages.values())
     for path in RESULTS.glob("*.json"):
@@ -40,11 +28,15 @@ def test_the_pages_show_every_result_and_their_pictures_exist():
 
 
 def test_links_to_results_lead_to_sections():
-    """The page of the benchmarks links to each page of results, and to headings that exist."""
-    readme = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
-    linked = re.findall(r"\(results/(\w+\.md)(?:#([\w-]+))?\)", readme)
+    """The pages of the benchmarks link to each page of results, and to headings that exist."""
+    readme, kernels = (
+        (RESULTS.parent / name).read_text(encoding="utf-8")
+        for name in ("README.md", "kernels/README.md")
+    )
+    link = r"results/(\w+\.md)(?:#([\w-]+))?\)"
+    linked = re.findall(r"\(" + link, readme)
     assert {name for name, _ in linked} == {path.name for path in RESULTS.glob("*.md")}
-    for name, heading in linked:
+    for name, heading in linked + re.findall(r"\(\.\./" + link, kernels):
         titles = re.findall(r"^#+ (.+)$", (RESULTS / name).read_text(encoding="utf-8"), re.M)
         slugs = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
         assert not heading or heading in slugs, (name, heading)

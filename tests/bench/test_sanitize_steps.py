@@ -7,8 +7,8 @@ import pytest
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
-from bench.kernels import sanitize
-from bench.kernels.sanitize_steps import step_cases
+from bench.kernels.cases.sanitizer import step_cases
+from bench.kernels.sanitize import __main__ as sanitize
 from bench.machine_code.lowered_step import kernels_of, lowered_step
 
 CASES = {case.name: case for case in step_cases()}

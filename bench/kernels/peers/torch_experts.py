@@ -1,6 +1,6 @@
 """torch's grouped product on the experts of a layer; a process that imports nothing of rjax.
 
-    python bench/kernels/torch_experts.py TASK.json    # [[name, J, X, D, I, T], ...]
+    python torch_experts.py TASK.json    # [[name, J, X, D, I, T], ...]
 
 Prints [name, us, failure] as JSON for each case: both products and SwiGLU between them, on rows
 that are sorted by expert, in a CUDA graph of calls with different routings.

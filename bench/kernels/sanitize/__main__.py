@@ -5,7 +5,7 @@
     python -m bench.kernels.sanitize --tool synccheck --backend triton --only attention
 
 Attention to prefixes, to unique tokens of every length up to a few pages, and of a prompt chunk;
-then decode steps of one row and of few rows (``sanitize_steps``). Each result is checked. Each case
+then decode steps of one row and of few rows (``steps``). Each result is checked. Each case
 has a process of its own, on one core: with several the tool itself crashes in most steps. The
 sanitizer is part of the CUDA toolkit; the exit status is 3 if it is missing.
 """
@@ -21,24 +21,15 @@ import time
 import jax
 
 from bench.kernels.backends import NAMES, Kernel, choose_kernel
-from bench.kernels.cases import Case, make_inputs
+from bench.kernels.cases.attention import Case, make_inputs
+from bench.kernels.cases.sanitizer import attention_cases, step_cases
 from bench.kernels.check import errors
-from bench.kernels.sanitize_steps import check_step, step_cases
+from bench.kernels.sanitize.steps import check_step
 from rjax.cli.parser import OneLineParser
 
 _MISSING = 3
 _PLACES = ("/usr/local/cuda*/bin/compute-sanitizer", "/opt/nvidia/**/compute-sanitizer")
 _SECONDS = 300  # of one case
-
-
-def attention_cases(tile_rows: int) -> list[Case]:
-    """Small cases with every kind of work item; ``tile_rows`` rows of a prefix tile."""
-    lengths = (1, 63, 64, 65, 130)
-    return [
-        Case("attention-relay", 5, 256, lengths, N=8, K=2, tile_rows=tile_rows, split=128),
-        Case("attention-prompt", 2, 0, 140, queries=70, N=8, K=2, tile_rows=tile_rows, split=64),
-        Case("attention-fp8", 5, 128, lengths, N=8, K=2, tile_rows=tile_rows, split=128, fp8=True),
-    ]
 
 
 def check_attention(case: Case, kernel: Kernel) -> bool:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.kernels import jax_peers
 from bench.kernels.backends import Kernel, choose_kernel
-from bench.kernels.cases import Case, make_inputs
+from bench.kernels.cases.attention import Case, make_inputs
+from bench.kernels.cases.table import peer_cases
+from bench.kernels.peers import jax_peers
 from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import distinct_layers, run_case
 from bench.kernels.run_table import reason
-from bench.kernels.table import small_cases, table_cases
 from rjax.benchmarks.text_tables import markdown
 
 COLUMNS = {
@@ -31,42 +31,22 @@ COLUMNS = {
     "flex_us": "torch FlexAttention",
     "best_over_ours": "best other / rjax",
 }
-_CASES = (  # most interesting first: a run may run out of time
-    "relay 64; 2048; 256",
-    "decode 64 x 2048",
-    "relay 64; 32768; 128",
-    "prefill 8192",
-    "relay 256; 2048; 256",
-    "relay 64; 8192; 256",
-    "prefix 256 rows, 8192",
-    "one 2048; 128",
-    "decode 8 x 2048",
-    "decode 256 x 512",
-    "relay 8 x 8; 2048; 256",
-    "decode 16 x 8192",
-    "decode 64 x 16..16384",
-)
 _TORCH_SHARE = 0.5  # of the time
 _STARTS = 60  # seconds for torch to start and to finish its last case
-_SCRIPT = Path(__file__).parent / "torch_peers.py"
+_SCRIPT = Path(__file__).parent / "peers" / "torch_peers.py"
 
 type Line = dict[str, Any]
 
 
-def peer_cases(options: argparse.Namespace) -> list[Case]:
-    """Cases of the table that peers support, filtered by ``options.only``."""
-    if options.small:
-        found = [case for case in small_cases() if not (case.fp8 or case.sinks)]
-    else:
-        by_name = {case.name: case for case in table_cases()}
-        found = [by_name[name] for name in _CASES]
-    return [case for case in found if options.only in case.name]
+def chosen_cases(options: argparse.Namespace) -> list[Case]:
+    """Cases of the options ``--small`` and ``--only``."""
+    return [case for case in peer_cases(small=options.small) if options.only in case.name]
 
 
 def run_torch(options: argparse.Namespace) -> tuple[str | None, list[Line]]:
     """(version of torch, lines of every case); runs a separate process, so call this before this
     process allocates device memory."""
-    cases, seconds = peer_cases(options), _TORCH_SHARE * options.seconds
+    cases, seconds = chosen_cases(options), _TORCH_SHARE * options.seconds
     with tempfile.TemporaryDirectory() as scratch:
         task, out = Path(scratch) / "task.json", Path(scratch) / "out.jsonl"
         found = {"cases": [_told(c) for c in cases], "out": str(out), "seconds": seconds}
@@ -120,7 +100,7 @@ def run_peers(
         "did_not_run": not_run,
     }
     bad = 0
-    for case in peer_cases(options):
+    for case in chosen_cases(options):
         lines = [line for line in torch_lines if line["case"] == case.name]
         row: dict[str, Any] = {"case": case.name}
         if time.monotonic() - start > (1 - _TORCH_SHARE) * options.seconds:

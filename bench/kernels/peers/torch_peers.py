@@ -1,6 +1,6 @@
 """Alternatives in torch for the same batch; runs as a process and imports nothing of rjax.
 
-    python bench/kernels/torch_peers.py TASK.json    # writes a JSON line for each result
+    python torch_peers.py TASK.json    # writes a JSON line for each result
 
 "sdpa" is the best backend of scaled_dot_product_attention on contiguous KV of each sequence; "flex"
 is compiled FlexAttention with the same layout, or with all tokens in one row and a block mask that

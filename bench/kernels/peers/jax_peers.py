@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bench.ceilings import Ceilings
-from bench.kernels.cases import Case, Inputs
+from bench.kernels.cases.attention import Case, Inputs
 from bench.kernels.check import output_error
 from bench.kernels.run_case import CACHE_BYTES, chain_length
 from bench.kernels.timing import burst_seconds

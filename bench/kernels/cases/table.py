@@ -4,8 +4,23 @@ import dataclasses
 
 import numpy as np
 
-from bench.kernels.cases import Case, Target
+from bench.kernels.cases.attention import Case, Target
 
+_PEERS = (  # most interesting first: a run may run out of time
+    "relay 64; 2048; 256",
+    "decode 64 x 2048",
+    "relay 64; 32768; 128",
+    "prefill 8192",
+    "relay 256; 2048; 256",
+    "relay 64; 8192; 256",
+    "prefix 256 rows, 8192",
+    "one 2048; 128",
+    "decode 8 x 2048",
+    "decode 256 x 512",
+    "relay 8 x 8; 2048; 256",
+    "decode 16 x 8192",
+    "decode 64 x 16..16384",
+)
 _RELAY = Target(us=5, factor=1.35)  # of the whole operation, including relay fusion
 
 
@@ -33,6 +48,14 @@ def small_cases() -> list[Case]:
             plain, name="decode 3 x 70, options", window=33, soft_cap=5.0, sinks=True
         ),
     ]
+
+
+def peer_cases(*, small: bool) -> list[Case]:
+    """The cases that kernels of other libraries support."""
+    if small:
+        return [case for case in small_cases() if not (case.fp8 or case.sinks)]
+    by_name = {case.name: case for case in table_cases()}
+    return [by_name[name] for name in _PEERS]
 
 
 def _decode() -> list[Case]:

@@ -1,0 +1,1 @@
+"""Small batches and decode steps under NVIDIA's compute-sanitizer."""
