@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from bench.train_bundled_model import __main__ as train
 from bench.train_bundled_model.data import Batch, Plan, Shape, make_batch
 from bench.train_bundled_model.rows import fresh_pointers
+from bench.train_bundled_model.sizes import SIZES, model_config
 from bench.train_bundled_model.step import (
     Trainer,
     arrays,
@@ -28,7 +29,7 @@ from rjax.models import BUNDLED_MODEL, Decoder, DenseAttention, load_model
 
 TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
 SHAPE = Shape(batch=1, prefix=384, branches=160, rows=(3, 4))
-TINY = dataclasses.replace(train.SIZES["tiny"], hidden=64, layers=2, heads=4, head_dim=16)
+TINY = dataclasses.replace(SIZES["tiny"], hidden=64, layers=2, heads=4, head_dim=16)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def batch() -> Batch:
 
 
 def test_a_branch_has_the_hidden_states_of_its_chat_alone(batch):
-    config = train.model_config(TINY, TOKENIZER)
+    config = model_config(TINY, TOKENIZER)
     graph, state = fresh_parameters(config, seed=0)
     model: Decoder = nnx.merge(graph, state)
     hidden, _ = hidden_states(model, {k: jnp.asarray(v) for k, v in arrays(batch).items()}, "xla")
@@ -58,7 +59,7 @@ def test_a_branch_has_the_hidden_states_of_its_chat_alone(batch):
 
 
 def test_a_step_lowers_the_loss_of_its_own_batch(batch):
-    config = train.model_config(TINY, TOKENIZER)
+    config = model_config(TINY, TOKENIZER)
     graph, parameters = fresh_parameters(config, seed=0)
     state = {"model": parameters, "pointers": fresh_pointers(config, seed=0)}
     transform = optimizer(3e-3, 100, warm_up=2)
