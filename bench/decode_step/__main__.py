@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rjax.benchmarks.options import whole
 from tqdm import tqdm
 
 from bench.ceilings import measure_ceilings
@@ -38,6 +37,7 @@ from bench.decode_step.step_bench import Bench
 from rjax.benchmarks.figures import lines
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.records import record
+from rjax.cli.values import whole
 from rjax.config import PAGE_SIZES
 from rjax.models.schemes import ON_LOAD
 
