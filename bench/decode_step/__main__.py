@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
         rows = tuple(row for row in table if options.only in row.model)
     if devices > jax.device_count():
         raise SystemExit(
-            f"--tensor-parallel-size is {devices}; this machine has {jax.device_count()} device(s)"
+            f"--tensor-parallel-size is {devices}; JAX sees {jax.device_count()} device(s)"
         )
     longest = max((row.case.context for row in rows), default=0)
     if options.max_model_len is not None and options.max_model_len < longest:

@@ -25,7 +25,7 @@ class KernelTime:
     seconds: float
 
     def of_one(self, runs: int) -> "KernelTime":
-        """Of one of ``runs`` equal runs."""
+        """The kernel in one of ``runs`` equal runs."""
         return KernelTime(self.name, self.count / runs, self.seconds / runs)
 
 

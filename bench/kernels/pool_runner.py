@@ -78,7 +78,7 @@ class PoolRunner:
         return self._seconds(chain), error, plan
 
     def _seconds(self, chain: Callable[[], object]) -> float:
-        """Of one call of the chain."""
+        """Seconds of one call of the chain."""
         if self._platform == "gpu":
             # With short chains the host cost of the CUDA graph would be timed: it rewrites every
             # launch anew whenever the memory of the last run is still in use.

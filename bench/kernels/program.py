@@ -38,7 +38,7 @@ class Program:
 
     @property
     def leaves(self) -> list[jax.ShapeDtypeStruct]:
-        """Of what it returns."""
+        """The arrays that it returns, as shapes."""
         return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._lowered.out_info]
 
     @functools.cached_property

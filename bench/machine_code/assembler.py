@@ -98,7 +98,7 @@ def _first(package: str, pattern: str) -> Path | None:
 
 
 def version(tools: Tools) -> str:
-    """Of the assembler."""
+    """The name and version of the assembler."""
     found = re.search(r"release [\d.]+, V([\d.]+)", _run([tools.ptxas, "--version"]))
     return f"ptxas {found[1]}" if found else "ptxas"
 
@@ -172,7 +172,7 @@ def what_ptxas_says(text: str) -> dict[str, Any]:
 
 
 def code_bytes(elf: bytes) -> int:
-    """Of all kernels in an object file: the sections that are named ``.text.``."""
+    """Bytes of all kernels in an object file: the sections that are named ``.text.``."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, table + i * size) for i in range(count)]

@@ -12,7 +12,7 @@ SCHEMES: dict[str, Scaled] = {
     **ON_LOAD,
     "fp8-block": Scaled("fp8", (128, 128)),
 }
-"""Of weights in few bits, by the name of an option."""
+"""Schemes of weights in few bits, by the name of an option."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ExpertsCase:
 
     @property
     def flops(self) -> int:
-        """Of all products."""
+        """FLOP of all products."""
         _, X, D, width = self.shape
         return 6 * self.rows * X * D * width
 

@@ -59,7 +59,7 @@ class ProductCase:
 
     @property
     def weight_bytes(self) -> int:
-        """Of values and scales."""
+        """Bytes of values and scales."""
         leaves = jax.eval_shape(self.draw_weight, jax.random.key(0))
         bits = (
             x.size * (4 if x.dtype == jnp.int4 else 8 * x.dtype.itemsize) for x in _arrays(leaves)

@@ -48,7 +48,7 @@ class StepCase:
 
 
 def step_cases() -> list[StepCase]:
-    """Of one row and of few rows, with each kind of weights."""
+    """Steps of one row and of few rows, with each kind of weights."""
     layer = "mosaic.one_row_layer"
     return [
         StepCase("one-row", ONE_ROW, DENSE),

@@ -58,7 +58,7 @@ class Batch:
 
     @property
     def context(self) -> int:
-        """Of the longest row."""
+        """Tokens of the longest row."""
         return self.shared + int(self.lengths.max())
 
     def laid_out(self) -> list[torch.Tensor]:
