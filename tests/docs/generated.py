@@ -1,4 +1,4 @@
-"""The parts of the pages that are made from the code and from kept results.
+"""The parts of the pages that are made from the code, and those of `tests.docs.kept_results`.
 
 Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` a page holds the text of one function of
 `BLOCKS`. This writes all of them again:
@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -38,17 +37,11 @@ from rjax.vllm.names import (
     STRUCTURED_FIELDS,
 )
 from rjax.vllm.options import _INSTEAD, ENGINE_NO_OPS, OPTION_NO_OPS, SERVER_NO_OPS
-from tests.docs.pages import DOCS, ROOT
+from tests.docs.kept_results import KEPT_RESULTS
+from tests.docs.pages import DOCS, ROOT, table
 
 GOLDENS = ROOT / "tests" / "golden"
-RESULTS = ROOT / "bench" / "results"
 EXAMPLES = sorted((ROOT / "rjax" / "examples").glob("[!_]*.py"))
-
-
-def table(head: list[str], rows: list[list[Any]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def models() -> str:
@@ -209,139 +202,10 @@ def examples() -> str:
     return table(["example", "what it shows"], rows)
 
 
-def attention() -> str:
-    """The gain of reading a prefix once, from bench/results/attention.json."""
-    kept = _kept("attention.json")
-    rows = [
-        [
-            f"{row['prefix']:,}",
-            f"{row['plain_us']:,.0f} us",
-            f"{row['relay_us']:,.0f} us",
-            f"{row['plain_us'] / row['relay_us']:.1f}",
-        ]
-        for row in kept["rows"]
-        if row["own"] == 128 and row["batch"] == 128
-    ]
-    head = ["shared tokens", "read by each sequence", "read once", "speed-up"]
-    return table(head, rows) + _source(kept, "attention.json")
-
-
-def decode_step() -> str:
-    """Whole decode steps, from bench/results/decode_step.json and decode_step_growth.json."""
-    kept, growth = _kept("decode_step.json"), _kept("decode_step_growth.json")
-    rows = kept["rows"] + [row for row in growth["rows"] if row["shared"] > 2048]
-    shown = [
-        [row["model"], row["batch"], f"{row['shared']:,}", f"{row['own']:,}"]
-        + [f"{row[name]:.2f} ms" for name in ("step_ms", "sustained_ms", "floor_ms")]
-        for row in rows
-    ]
-    head = ["shapes of", "sequences", "shared tokens", "unique tokens of each"]
-    head += ["decode step", "sustained", "lower bound"]
-    return table(head, shown) + _source(kept, "decode_step.json", "decode_step_growth.json")
-
-
-def experts() -> str:
-    """Decode steps of mixtures of experts, from bench/results/decode_step_experts*.json."""
-    names = [f"decode_step_experts{kind}.json" for kind in ("", "_fp8", "_mxfp4")]
-    kept = [_kept(name) for name in names]
-    rows = [row for each in kept for row in each["rows"]]
-    rows.sort(key=lambda row: -row["model"].startswith("qwen3"))
-    shown = [
-        [row["model"], row["weights"], row["batch"], f"{row['shared']:,}", f"{row['own']:,}"]
-        + [f"{row[name]:.2f} ms" for name in ("step_ms", "floor_ms")]
-        for row in rows
-    ]
-    head = ["shapes of", "weights", "sequences", "shared tokens", "unique tokens of each"]
-    head += ["decode step", "lower bound"]
-    return table(head, shown) + _source(kept[0], *names, dtype="")
-
-
-def startup() -> str:
-    """From launch to the first token, from bench/results/startup.json."""
-    kept = _kept("startup.json")
-    engines = [row for row in kept["rows"] if row["kind"] == "engine"]
-    rows = [
-        [row["cache"], f"{row['total_s']:.0f} s", f"{row['all_compiled_s']:.0f} s"]
-        for row in engines
-    ]
-    settings = kept["settings"]
-    about = (
-        f"An engine with the shapes of {engines[0]['model']}, random weights, `max_model_len` "
-        f"{settings['max_model_len']:,}, `max_num_seqs` {settings['max_num_seqs']} and `warmup` "
-        f'"{engines[0]["warmup"]}", from the launch of the process:\n\n'
-    )
-    head = ["cache", "first token", "all programs compiled"]
-    return about + table(head, rows) + _source(kept, "startup.json")
-
-
-def throughput() -> str:
-    """The throughput with and without relay, from bench/results/throughput.json."""
-    kept = _kept("throughput.json")
-    first = kept["rows"][0]
-    rows = [
-        [row["relay"], f"{row['output_per_s']:,.0f}", f"{row['total_per_s']:,.0f}"]
-        for row in kept["rows"]
-    ]
-    head = ["relay", "output tokens/s", "tokens/s with prompts"]
-    about = (
-        f"{first['requests']} requests to a model of the shapes of {first['model']}, "
-        f"{first['running']} at a time. Each has {first['prefix']:,} shared and "
-        f"{first['input']:,} unique prompt tokens, and generates {first['output']:,}.\n\n"
-    )
-    return about + table(head, rows) + _source(kept, "throughput.json")
-
-
-def server_share() -> str:
-    """The server beside its engine, from bench/results/server_share.json and its 1,024 streams."""
-    kept, more = _kept("server_share.json"), _kept("server_share_1024.json")
-    rows = [
-        [
-            row["work"],
-            f"{row['streams']:,}",
-            f"{row['tokens_per_s']:,.0f}",
-            f"{row['share']:.2f}",
-            *(f"{row[name]:,.0f}" for name in ("ttft_ms_p99", "gap_ms_p50", "gap_ms_p99")),
-            f"{row['cores']:.1f}",
-        ]
-        for row in (*kept["rows"], *more["rows"])
-        if "cores" in row
-    ]
-    head = ["streams of", "at once", "output tokens/s", "of `LLM.generate`"]
-    head += ["TTFT p99, ms", "gap p50, ms", "gap p99, ms", "cores of the front end"]
-    source = _source(kept, "server_share.json", "server_share_1024.json")
-    return table(head, rows) + source
-
-
-def quantised_answers() -> str:
-    """The quantised bundled model, from bench/results/quantised_answers_cpu.json."""
-    kept = _kept("quantised_answers_cpu.json")
-    rows = [
-        [
-            row["weights"],
-            f"{row['right']} of {row['asked']} ({row['accuracy_percent']:.1f} %)",
-            f"{row['table_perplexity']:.3f}",
-            f"{1000 * row['answer_loss']:.2f}",
-            f"{row['tensor_mb']:.1f} MB",
-        ]
-        for row in kept["rows"]
-    ]
-    head = ["weights", "exact answers", "perplexity of tables"]
-    head += ["loss of answers, 0.001 nat/token", "tensors"]
-    settings, found = kept["settings"], kept["environment"]
-    about = (
-        f"\n\n{settings['questions']} questions about each of {settings['tables']} tables of "
-        f"{settings['rows']} rows with {settings['values']} names and values. Activations are "
-        f"{kept['rows'][0]['activations']}, groups have {kept['rows'][-1]['group_size']} inputs, "
-        f"AWQ searched on {kept['rows'][-1]['calibration_tokens']:,} tokens of other tables. "
-        f"{found['device']}, jax {found['versions']['jax']}, {found['date']}; from "
-        "`bench/results/quantised_answers_cpu.json`, by `"
-    )
-    return table(head, rows) + about + kept["command"] + "`."
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
+        *KEPT_RESULTS,
         models,
         constraints,
         options,
@@ -354,13 +218,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
         vllm_metrics,
         chat,
         examples,
-        attention,
-        decode_step,
-        experts,
-        startup,
-        throughput,
-        server_share,
-        quantised_answers,
     )
 }
 
@@ -379,17 +236,6 @@ def generated_pages() -> list[Path]:
     """The pages with generated parts."""
     pages = sorted(DOCS.rglob("*.md"))
     return [page for page in pages if "<!-- generated" in page.read_text(encoding="utf-8")]
-
-
-def _kept(name: str) -> dict[str, Any]:
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
-
-
-def _source(kept: dict[str, Any], *names: str, dtype: str = "bfloat16, ") -> str:
-    found = kept["environment"]
-    versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("jax", "flax"))
-    files = " and ".join(f"`bench/results/{name}`" for name in names)
-    return f"\n\n{found['device']}, {dtype}{versions}, {found['date']}; from {files}."
 
 
 if __name__ == "__main__":

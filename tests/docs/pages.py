@@ -1,7 +1,8 @@
-"""The pages, and the fenced code blocks in them."""
+"""The pages, the fenced code blocks in them, and Markdown tables for them."""
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -48,3 +49,9 @@ def code_blocks(*languages: str) -> list[Block]:
             name = str(page.relative_to(ROOT))
             found.append(Block(name, line, match[1], match[2]))
     return [block for block in found if block.language in languages]
+
+
+def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
