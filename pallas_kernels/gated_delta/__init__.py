@@ -1,0 +1,1 @@
+"""The gated delta rule: linear attention whose state is a matrix for each value head."""

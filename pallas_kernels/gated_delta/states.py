@@ -1,0 +1,92 @@
+"""Where the states of sequences are, and which of them the rows of a step continue.
+
+A state is kept at the end of a page, for the tokens up to there: it never changes afterwards, so
+sequences share it as they share KV. What a sequence has computed since the last page's end is its
+*tail*, which belongs to its slot: the keys, values and gates of those tokens, from which the state
+at the end of the page is computed once the page is full, and their updates, by which a decode step
+attends without computing a state. A decode step therefore reads a state and writes none.
+
+K is the number of key heads here, G that of the value heads which share one, H and Y the lengths of
+a key and of a value, S the tokens of a page, W the channels of a key head that the convolution
+mixes: a query, a key and G values.
+"""
+
+import dataclasses
+from typing import NamedTuple, no_type_check
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int
+
+type IntArray = Array | np.ndarray
+
+CARRIED = -2
+"""In place of a page: what comes before is in the step itself or in the sequence's slot."""
+
+NO_PAGE = -1
+"""In place of a page: nothing comes before, or nothing is written."""
+
+
+@no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayerStates:
+    """The states of one layer.
+
+    Attributes:
+        states: the state at the end of each page.
+        conv_ends: the last inputs of the convolution in each page, oldest first.
+        keys, values: the normalised keys and the values of each slot's tail.
+        updates: what each token of the tail adds to the state, times its key.
+        gates: log decay and beta of each token of the tail.
+        recent: the last inputs of the convolution of each slot, oldest first.
+    """
+
+    states: Float32[Array, "P K G H Y"]
+    conv_ends: Float[Array, "P C K W"]
+    keys: Float[Array, "slots K S H"]
+    values: Float[Array, "slots K G S Y"]
+    updates: Float[Array, "slots K G S Y"]
+    gates: Float32[Array, "slots K G 2 S"]
+    recent: Float[Array, "slots C K W"]
+
+
+class StateRows(NamedTuple):
+    """The rows of a step by sequence and by page. Rows of a sequence follow each other.
+
+    The first of a sequence's *items* is what the step computes of the page that the sequence is in,
+    each further one what it computes of the next page. Items of a sequence follow each other too.
+
+    Attributes:
+        sequence: the sequence of each row; -1 for padding.
+        first_row, last_row: rows of each sequence; -1 for padding.
+        slot: slot of each sequence.
+        conv_page: the page at whose end a sequence starts; NO_PAGE at its first token, CARRIED where
+            its slot has the inputs before.
+        item_row: row of each item's first token.
+        item_sequence: sequence of each item; -1 for padding.
+        start, stop: tokens of the page that the item computes; those before ``start`` are in the
+            tail of the slot.
+        read_page: page whose state precedes the item's page; NO_PAGE for none, CARRIED where the
+            item before computes it.
+        write_page: page that gets the state after a full page; NO_PAGE where nobody wants it.
+        num_items: how many items there are.
+    """
+
+    sequence: Int[IntArray, " T"]
+    first_row: Int[IntArray, " B"]
+    last_row: Int[IntArray, " B"]
+    slot: Int[IntArray, " B"]
+    conv_page: Int[IntArray, " B"]
+    item_row: Int[IntArray, " I"]
+    item_sequence: Int[IntArray, " I"]
+    start: Int[IntArray, " I"]
+    stop: Int[IntArray, " I"]
+    read_page: Int[IntArray, " I"]
+    write_page: Int[IntArray, " I"]
+    num_items: Int[IntArray, " 1"]
+
+
+def max_items(rows: int, seqs: int, page_size: int) -> int:
+    """Items of a step at most, with at least one row a sequence."""
+    return min(rows, seqs + max(0, rows - seqs) // page_size + seqs)
