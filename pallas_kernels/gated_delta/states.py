@@ -61,7 +61,7 @@ class StateRows(NamedTuple):
         sequence: the sequence of each row; -1 for padding.
         first_row, last_row: rows of each sequence; -1 for padding.
         slot: slot of each sequence.
-        conv_page: the page at whose end a sequence starts; NO_PAGE at its first token, CARRIED where
+        conv_page: the page whose end a sequence follows; NO_PAGE at its first token, CARRIED where
             its slot has the inputs before.
         item_row: row of each item's first token.
         item_sequence: sequence of each item; -1 for padding.
