@@ -11,6 +11,7 @@ from rjax.models.formats import StoredTensor, WeightFormat, register_format
 from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
+from rjax.models.linear_config import LinearAttentionConfig
 from rjax.models.loading.config import (
     config_from_dict,
     config_from_folder,
@@ -52,6 +53,7 @@ __all__ = [
     "KvScales",
     "Leaf",
     "Linear",
+    "LinearAttentionConfig",
     "LoadedModel",
     "ModelConfig",
     "Norm",

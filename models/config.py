@@ -6,6 +6,7 @@ from typing import Literal
 from rjax.models.experts_config import ExpertsConfig
 from rjax.models.formats.weight_format import WeightFormat
 from rjax.models.latent_config import LatentConfig
+from rjax.models.linear_config import LinearAttentionConfig
 from rjax.models.rope import RopeConfig
 from rjax.models.schemes import UNQUANTISED, WeightScheme
 
@@ -101,6 +102,9 @@ class ModelConfig:
         alibi: attention scores have linear biases (`alibi_slopes`).
         latent: config of multi-head latent attention, whose heads each have a KV head; None for
             projections of queries, keys and values.
+        linear: config of the layers whose attention is a gated delta net; None without any.
+        output_gate: each query head has a gate, whose sigmoid its attention output is multiplied
+            by.
         experts: config of feed-forward blocks that are mixtures of experts; None without any.
         norms: placement and kind of the norms.
         scales: factors and soft caps.
@@ -142,6 +146,8 @@ class ModelConfig:
     sinks: bool = False
     alibi: bool = False
     latent: LatentConfig | None = None
+    linear: LinearAttentionConfig | None = None
+    output_gate: bool = False
     experts: ExpertsConfig | None = None
     norms: NormConfig = NormConfig()
     scales: ScaleConfig = ScaleConfig()
@@ -152,6 +158,10 @@ class ModelConfig:
     def scheme_of(self, path: str) -> WeightScheme:
         """How the weight of a projection is stored on the devices."""
         return dict(self.schemes).get(path, UNQUANTISED)
+
+    def is_linear(self, layer: int) -> bool:
+        """Whether the attention of a layer is a gated delta net, which has states and no KV."""
+        return self.linear is not None and self.linear.layers[layer]
 
     def has_experts(self, layer: int) -> bool:
         """Whether the feed-forward block of a layer is a mixture of experts."""
@@ -207,13 +217,16 @@ class ModelConfig:
         """Size of each axis letter of the parameters.
 
         C counts rows of the position table, J experts; I is the feed-forward width of an expert and
-        U that of the shared ones. Q, Z, Y, W, E and O are those of `LatentConfig`.
+        U that of the shared ones. Other letters are those of `LatentConfig` or of
+        `LinearAttentionConfig`.
         """
         of_experts = {} if self.experts is None else self.experts.axis_sizes
         of_latent = {} if self.latent is None else self.latent.axis_sizes
+        of_linear = {} if self.linear is None else self.linear.axis_sizes
         return (
             of_experts
             | of_latent
+            | of_linear
             | {
                 "D": self.hidden_size,
                 "N": self.num_heads,

@@ -10,6 +10,7 @@ from rjax.models.config import ModelConfig
 from rjax.models.layers.attention import Attention
 from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.experts import Experts
+from rjax.models.layers.gated_delta_net import GatedDeltaNet
 from rjax.models.layers.latent_attention import LatentAttention
 from rjax.models.layers.mlp import Mlp
 from rjax.models.layers.norm import Norm
@@ -31,8 +32,7 @@ class DecoderLayer(nnx.Module):
         self.parallel = norms.placement == "parallel"
         self.scale = config.scales.residual
         self.attention_norm = Norm(config, dtype) if norms.on_inputs else None
-        attention = Attention if config.latent is None else LatentAttention
-        self.attention = attention(config, layer, dtype)
+        self.attention = _attention(config, layer)(config, layer, dtype)
         self.attention_post_norm = Norm(config, dtype) if norms.on_outputs else None
         has_mlp_norm = norms.on_inputs and not self.parallel
         self.mlp_norm = Norm(config, dtype) if has_mlp_norm else None
@@ -76,6 +76,15 @@ class DecoderLayer(nnx.Module):
             update = operations.summed(update)
             update = update * jnp.asarray(self.scale, update.dtype)
         return Residual(residual.x, update)
+
+
+def _attention(
+    config: ModelConfig, layer: int
+) -> type[Attention] | type[LatentAttention] | type[GatedDeltaNet]:
+    """The kind of a layer's attention."""
+    if config.is_linear(layer):
+        return GatedDeltaNet
+    return Attention if config.latent is None else LatentAttention
 
 
 class Decoder(nnx.Module):

@@ -2,11 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
 from rjax.models.operations import HeadOptions, HeadsOperations
 from rjax.models.rope import Rotary
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.gated_delta.base import causal_conv, gated_delta, split_mixed
+from rjax.pallas_kernels.gated_delta.states import one_sequence
 from rjax.pallas_kernels.rope_and_cache.base import rotate
 
 
@@ -67,3 +69,29 @@ class DenseAttention(HeadsOperations):
             "KGTS,SKH->TKGH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
         )
         return out.astype(q.dtype).reshape(T, N, H)
+
+    def gated_delta(
+        self,
+        layer: int,
+        mixed: Float[Array, "T K W"],
+        weight: Float[Array, "K W X"],
+        decay: Float32[Array, "T K G"],
+        beta: Float32[Array, "T K G"],
+        key_dim: int,
+    ) -> Float[Array, "T K G Y"]:
+        """The gated delta rule from a state of zeros on; see `Operations`."""
+        del layer
+        T, K, W = mixed.shape
+        G = decay.shape[-1]
+        states, rows = one_sequence(
+            T,
+            key_heads=K,
+            values_a_key=G,
+            key_dim=key_dim,
+            value_dim=(W - 2 * key_dim) // G,
+            taps=weight.shape[-1],
+            dtype=mixed.dtype,
+        )
+        convolved, states = causal_conv(mixed, weight, states, rows)
+        q, k, v = split_mixed(convolved, key_dim, G)
+        return gated_delta(q, k, v, decay, beta, states, rows)[0]

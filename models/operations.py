@@ -109,6 +109,44 @@ class Operations(abc.ABC):
             Attention output; along N the query heads of KV head 0 come first, then those of head 1.
         """
 
+    def gated_delta(
+        self,
+        layer: int,
+        mixed: Float[Array, "T K W"],
+        weight: Float[Array, "K W X"],
+        decay: Float32[Array, "T K G"],
+        beta: Float32[Array, "T K G"],
+        key_dim: int,
+    ) -> Float[Array, "T K G Y"]:
+        """T tokens through the states of one layer, which is a gated delta net.
+
+        Each channel is convolved along its sequence (silu follows), queries and keys are
+        normalised, and the gated delta rule gives an output for each value head; see
+        ``pallas_kernels/gated_delta/base.py``. K counts the key heads here, G the value heads of
+        each.
+
+        Args:
+            layer: index of the layer.
+            mixed: of each key head H numbers of a query, H of a key and G times Y of values.
+            weight: filters of the convolution, whose last tap is that of the token itself.
+            decay: logarithm of the factor on the state of each value head, at most 0.
+            beta: factor on the update of the state.
+            key_dim: H.
+
+        Returns:
+            The outputs in the dtype of ``mixed``.
+
+        Raises:
+            NotImplementedError: a subclass has no states.
+        """
+        del layer, mixed, weight, decay, beta, key_dim
+        raise NotImplementedError(f"{type(self).__name__} has no states of linear attention")
+
+    def merged(self, attended: Float[Array, "T N H"] | UnmergedAttention) -> Float[Array, "T N H"]:
+        """The result of ``attention`` as one array."""
+        assert not isinstance(attended, UnmergedAttention), "plain attention is merged"
+        return attended
+
     def decoder_layer(
         self, layer: Any, residual: Residual, rotary: Rotary | None, following: Any = None
     ) -> Residual | None:
@@ -127,7 +165,7 @@ class Operations(abc.ABC):
         self, linear: Linear, h: Float[Array, "T ..."] | UnmergedAttention
     ) -> Float[Array, "T ..."] | Partial:
         """The projection of h."""
-        assert not isinstance(h, UnmergedAttention), "plain attention is merged"
+        h = self.merged(h) if isinstance(h, UnmergedAttention) else h
         h = h.reshape(len(h), linear.depth)
         product = jnp.tensordot(h, linear.weight_matrix(h.dtype), 1)
         return product if linear.bias is None else product + linear.bias[...]

@@ -21,7 +21,8 @@ def place(config: ModelConfig, devices: int, *, expert_parallel: bool = False) -
 
     The devices must divide the query heads. KV heads that they do not divide are copied: each is
     held ``kv_head_copies`` times, by neighbouring devices, and the copies share its query heads.
-    Query heads keep their order. The devices must also divide the feed-forward widths; with
+    Query heads keep their order. The devices must also divide the key heads of linear attention,
+    whose value heads and states follow them, and the feed-forward widths; with
     ``expert_parallel`` they divide the number of experts instead of the width of each.
 
     Args:
@@ -60,6 +61,8 @@ def place(config: ModelConfig, devices: int, *, expert_parallel: bool = False) -
 def _shared_sizes(config: ModelConfig, expert_parallel: bool) -> dict[str, int]:
     """What the devices of a mesh share out evenly."""
     sizes = {"query heads": config.num_heads}
+    if config.linear is not None:
+        sizes["key heads of linear attention"] = config.linear.key_heads
     experts = config.experts
     if experts is None or not all(experts.layers):
         sizes["units of the feed-forward width"] = config.intermediate_size
@@ -114,12 +117,12 @@ def copy_kv_heads(value: Array | np.ndarray, letters: str, copies: int) -> Array
     """A projection of queries, keys and values with each KV head copied.
 
     Args:
-        value: an array with axes K and A = G + 2 next to each other.
+        value: an array with axes K and A next to each other; A ends with a key and a value.
         letters: the axis letters of ``value``.
         copies: number of copies of each KV head.
 
     Returns:
-        The same with K * copies KV heads of G / copies queries each.
+        The same with K * copies KV heads, which share the other entries of A.
     """
     axis = letters.split().index("K")
     assert letters.split()[axis + 1] == "A"

@@ -5,7 +5,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 TENSOR_AXIS = "tensor"
-_SHARDED_LETTERS = frozenset("NKFIU")
+_SHARDED_LETTERS = frozenset("NKFIUR")
 _WHOLE_EXPERTS = frozenset("J")
 
 
@@ -34,7 +34,7 @@ def partition_spec(
     *,
     expert_parallel: bool = False,
 ) -> PartitionSpec:
-    """Shard the first of N, K, F, I or U over the mesh axis `tensor`, and V if it is divisible.
+    """Shard the first of N, K, F, I, U or R over the mesh axis `tensor`, and V if it is divisible.
 
     With ``expert_parallel`` it is J instead. All other axes are replicated. Raises ValueError if
     one of these but V is not divisible by the number of devices on that axis.

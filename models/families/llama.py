@@ -60,6 +60,7 @@ def read_llama_config(
     norm_eps: float = 1e-6,
     tie_embeddings: bool = False,
     activation: str | None = "silu",
+    intermediate_size: int | None = None,
     names: Mapping[str, str] | None = None,
     rope: RopeRules | None = DEFAULT_ROPE,
 ) -> ModelConfig:
@@ -72,6 +73,7 @@ def read_llama_config(
              defaults in transformers. Without an activation, silu is the only one.
         has_head_dim: false where config.json has no head_dim: it is ``head_dim``, or
              hidden_size / num_attention_heads.
+        intermediate_size: F, where config.json has none.
         has_kv_heads: false where each query head has a KV head of its own.
         names: the family's name of a field where it differs from Llama's.
         rope: what the rotary embedding may be; None for a family that reads it itself.
@@ -102,7 +104,9 @@ def read_llama_config(
         num_heads=num_heads,
         num_kv_heads=K,
         head_dim=H,
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=fields.integer("intermediate_size")
+        if intermediate_size is None
+        else intermediate_size,
         max_position_embeddings=max_position,
         rope=None if rope is None else read_rope(fields, H, max_position, rope),
         norm_eps=fields.number(names.get("rms_norm_eps", "rms_norm_eps"), norm_eps),
@@ -140,11 +144,10 @@ POST_NORMS = {
 
 
 def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -> Weights:
-    """The checkpoint pieces of every parameter but experts, with Llama's tensor names.
+    """The checkpoint pieces of all parameters but those of experts and of linear attention.
 
-    ``norms`` has the checkpoint's name of each norm of a layer where they are not Llama's.
+    The tensors have Llama's names; ``norms`` has those of a layer's norms where they are others.
     """
-    G, copies = config.axis_sizes["G"], config.kv_head_copies
     norms = PRE_NORMS if norms is None else norms
     offset = 1.0 if config.norms.unit_offset else 0.0
     weights: Weights = {
@@ -155,15 +158,9 @@ def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -
         weights["head.weight"] = (Piece("lm_head.weight", "V D"),)
     for i in range(config.num_layers):
         ours, theirs = f"layers.{i}.", f"model.layers.{i}."
-        attention, mlp = theirs + "self_attn.", theirs + "mlp."
-        weights |= {
-            ours + "attention.qkv.weight": (
-                Piece(attention + "q_proj.weight", "(K A H) D", a=G),
-                Piece(attention + "k_proj.weight", "(K A H) D", copies=copies),
-                Piece(attention + "v_proj.weight", "(K A H) D", copies=copies),
-            ),
-            ours + "attention.output.weight": (Piece(attention + "o_proj.weight", "D (N H)"),),
-        }
+        mlp = theirs + "mlp."
+        if not config.is_linear(i):
+            weights |= _attention_weights(config, ours + "attention.", theirs + "self_attn.")
         if not config.has_experts(i):
             weights |= {
                 ours + "mlp.up.weight": (
@@ -174,30 +171,47 @@ def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -
             }
         for norm, name in norms.items():
             weights[f"{ours}{norm}.weight"] = (Piece(f"{theirs}{name}.weight", "D", offset=offset),)
-        if config.qkv_bias:
-            weights[ours + "attention.qkv.bias"] = (
-                Piece(attention + "q_proj.bias", "(K A H)", a=G),
-                Piece(attention + "k_proj.bias", "(K A H)", copies=copies),
-                Piece(attention + "v_proj.bias", "(K A H)", copies=copies),
-            )
-        if config.output_bias:
-            weights[ours + "attention.output.bias"] = (Piece(attention + "o_proj.bias", "D"),)
-        if config.qk_norm:
-            axes = "(K A H)" if config.norms.whole_qk else "H"
-            weights |= {
-                ours + "attention.q_norm.weight": (
-                    Piece(attention + "q_norm.weight", axes, a=G, offset=offset),
-                ),
-                ours + "attention.k_norm.weight": (
-                    Piece(attention + "k_norm.weight", axes, offset=offset, copies=copies),
-                ),
-            }
         if config.mlp_bias:
             weights[ours + "mlp.up.bias"] = (
                 Piece(mlp + "gate_proj.bias", "(A F)"),
                 Piece(mlp + "up_proj.bias", "(A F)"),
             )
             weights[ours + "mlp.down.bias"] = (Piece(mlp + "down_proj.bias", "D"),)
+    return weights
+
+
+def _attention_weights(config: ModelConfig, ours: str, theirs: str) -> Weights:
+    """The pieces of a layer's attention.
+
+    ours, theirs: start of the names of its parameters, and of its tensors.
+    """
+    G, copies = config.axis_sizes["G"], config.kv_head_copies
+    queries = 2 * G if config.output_gate else G  # the gate of a head follows its query
+    weights: Weights = {
+        ours + "qkv.weight": (
+            Piece(theirs + "q_proj.weight", "(K A H) D", a=queries),
+            Piece(theirs + "k_proj.weight", "(K A H) D", copies=copies),
+            Piece(theirs + "v_proj.weight", "(K A H) D", copies=copies),
+        ),
+        ours + "output.weight": (Piece(theirs + "o_proj.weight", "D (N H)"),),
+    }
+    if config.qkv_bias:
+        weights[ours + "qkv.bias"] = (
+            Piece(theirs + "q_proj.bias", "(K A H)", a=queries),
+            Piece(theirs + "k_proj.bias", "(K A H)", copies=copies),
+            Piece(theirs + "v_proj.bias", "(K A H)", copies=copies),
+        )
+    if config.output_bias:
+        weights[ours + "output.bias"] = (Piece(theirs + "o_proj.bias", "D"),)
+    if config.qk_norm:
+        axes = "(K A H)" if config.norms.whole_qk else "H"
+        offset = 1.0 if config.norms.unit_offset else 0.0
+        weights |= {
+            ours + "q_norm.weight": (Piece(theirs + "q_norm.weight", axes, a=G, offset=offset),),
+            ours + "k_norm.weight": (
+                Piece(theirs + "k_norm.weight", axes, offset=offset, copies=copies),
+            ),
+        }
     return weights
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
@@ -22,7 +23,8 @@ class Attention(nnx.Module):
     """The attention block of one layer: projections around the attention operation.
 
     The result axes of ``qkv`` are K, A = G + 2 and H: for each KV head G queries, a key, a value.
-    Sharding K over devices therefore keeps the query heads with their KV head.
+    With an output gate, A = 2G + 2: the gate of each query follows it. Sharding K over devices
+    therefore keeps the query heads with their KV head.
     """
 
     def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
@@ -32,7 +34,8 @@ class Attention(nnx.Module):
         self.interleaved = rope is not None and rope.interleaved
         of_heads = not config.layer_norm and not config.norms.whole_qk
         self.norm_joins_rope = of_heads and not self.interleaved
-        a = config.axis_sizes["G"] + 2
+        self.output_gate = config.output_gate
+        G = config.axis_sizes["G"]
         path = f"layers.{layer}.attention"
         self.qkv = Linear(
             "D",
@@ -40,7 +43,7 @@ class Attention(nnx.Module):
             config,
             dtype,
             scheme=config.scheme_of(f"{path}.qkv"),
-            a=a,
+            a=(2 * G if config.output_gate else G) + 2,
             bias=config.qkv_bias,
         )
         self.output = Linear(
@@ -56,7 +59,7 @@ class Attention(nnx.Module):
         self.k_scale = _scale(config) if config.kv_scales else None
         self.v_scale = _scale(config) if config.kv_scales else None
         q_axes, k_axes = ("K A H", "K A H") if config.norms.whole_qk else ("H", "H")
-        self.q_norm = Norm(config, dtype, q_axes, a - 2) if config.qk_norm else None
+        self.q_norm = Norm(config, dtype, q_axes, G) if config.qk_norm else None
         self.k_norm = Norm(config, dtype, k_axes) if config.qk_norm else None
 
     @property
@@ -83,6 +86,21 @@ class Attention(nnx.Module):
         operations: Operations,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Attention of the projections, before the output projection."""
+        if not self.output_gate:
+            return self._attend(qkv, rotary, operations)
+        heads = reduced(qkv)
+        queries, gates = heads[:, :, :-2:2], heads[:, :, 1:-2:2]
+        qkv = jnp.concatenate([queries, heads[:, :, -2:]], axis=2)
+        attended = operations.merged(self._attend(qkv, rotary, operations))
+        gates = jax.nn.sigmoid(gates.astype(jnp.float32)).astype(attended.dtype)
+        return attended * gates.reshape(attended.shape)
+
+    def _attend(
+        self,
+        qkv: Float[Array, "T K A H"] | Partial,
+        rotary: Rotary | None,
+        operations: Operations,
+    ) -> Float[Array, "T N H"] | UnmergedAttention:
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm, self.k_norm)

@@ -53,3 +53,24 @@ class Norm(nnx.Module):
         if self.bias is not None:
             y = y + self.bias[...].astype(jnp.float32)
         return y.astype(x.dtype)
+
+
+class GatedNorm(nnx.Module):
+    """RMSNorm over the numbers of a value, times silu of a gate.
+
+    Args:
+        config: epsilon, and the size of Y. Checkpoints hold the weight itself, whatever
+            ``norms.unit_offset`` says of the other norms.
+        dtype: dtype of the weight.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        self.eps = config.norm_eps
+        self.weight = parameter("Y", config, dtype, "ones")
+
+    def __call__(self, x: Float[Array, "*A Y"], gate: Float[Array, "*A Y"]) -> Float[Array, "*A Y"]:
+        """The gated norm in x's dtype, to which the norm and its product are rounded too."""
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        y = (y.astype(x.dtype) * self.weight[...]).astype(jnp.float32)
+        return (y * jax.nn.silu(gate.astype(jnp.float32))).astype(x.dtype)

@@ -29,6 +29,7 @@ _MAX_TOKENS = 2**31 - 1
 _WEIGHT = ".weight"
 _LINEAR_PARTS = (
     ".attention.qkv",
+    ".attention.qkvz",
     ".attention.q_a",
     ".attention.q",
     ".attention.kv_a",

@@ -151,6 +151,8 @@ def kv_scale_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
     weights = FAMILIES[config.architecture].weights(config)
     tensors = {}
     for layer in range(config.num_layers):
+        if config.is_linear(layer):
+            continue
         path = f"layers.{layer}.attention"
         attention = module_of(weights[f"{path}.output.weight"][0]).rpartition(".")[0]
         for name in ("k_scale", "v_scale"):

@@ -199,6 +199,22 @@ def causal_conv(
     return out, dataclasses.replace(layer, recent=recent, conv_ends=conv_ends)
 
 
+def split_mixed(
+    mixed: Float[Array, "T K W"], key_dim: int, values_a_key: int
+) -> tuple[Float[Array, "T K H"], Float[Array, "T K H"], Float[Array, "T K G Y"]]:
+    """(queries, keys, values) of each key head, W = 2H + GY; queries and keys normalised.
+
+    Each of these is divided by its length, in float32: x * rsqrt(sum x^2 + 1e-6).
+    """
+    q, k, v = jnp.split(mixed, [key_dim, 2 * key_dim], axis=-1)
+    return _unit(q), _unit(k), v.reshape(*v.shape[:2], values_a_key, -1)
+
+
+def _unit(x: Float[Array, "T K H"]) -> Float[Array, "T K H"]:
+    x32 = x.astype(jnp.float32)
+    return (x32 * lax.rsqrt(jnp.square(x32).sum(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+
 def _gated_delta(problem: GatedDeltaProblem, *operands: Any) -> Any:
     del problem
     return gated_delta(*operands)

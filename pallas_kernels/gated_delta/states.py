@@ -15,7 +15,9 @@ import dataclasses
 from typing import NamedTuple, no_type_check
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
 type IntArray = Array | np.ndarray
@@ -90,3 +92,56 @@ class StateRows(NamedTuple):
 def max_items(rows: int, seqs: int, page_size: int) -> int:
     """Items of a step at most, with at least one row a sequence."""
     return min(rows, seqs + max(0, rows - seqs) // page_size + seqs)
+
+
+def one_sequence(
+    tokens: int,
+    *,
+    key_heads: int,
+    values_a_key: int,
+    key_dim: int,
+    value_dim: int,
+    taps: int,
+    dtype: DTypeLike,
+    page_size: int = 64,
+) -> tuple[LayerStates, StateRows]:
+    """(empty states, rows) of a step that computes one whole sequence and keeps no state of it.
+
+    Args:
+        tokens: T, at least 1.
+        key_heads, values_a_key, key_dim, value_dim: K, G, H and Y.
+        taps: X, tokens that the convolution mixes.
+        dtype: dtype of queries, keys, values and the inputs of the convolution.
+        page_size: S, tokens that are computed at once.
+    """
+    K, G, H, Y, S = key_heads, values_a_key, key_dim, value_dim, page_size
+    W = 2 * H + G * Y
+    layer = LayerStates(
+        states=jnp.zeros((1, K, G, H, Y), jnp.float32),
+        conv_ends=jnp.zeros((1, taps - 1, K, W), dtype),
+        keys=jnp.zeros((1, K, S, H), dtype),
+        values=jnp.zeros((1, K, G, S, Y), dtype),
+        updates=jnp.zeros((1, K, G, S, Y), dtype),
+        gates=jnp.zeros((1, K, G, 2, S), jnp.float32),
+        recent=jnp.zeros((1, taps - 1, K, W), dtype),
+    )
+    first = np.arange(0, tokens, S, dtype=np.int32)
+    items = len(first)
+    read_page = np.full(items, CARRIED, np.int32)
+    read_page[0] = NO_PAGE
+    zero = np.zeros(1, np.int32)
+    rows = StateRows(
+        sequence=np.zeros(tokens, np.int32),
+        first_row=zero,
+        last_row=zero + tokens - 1,
+        slot=zero,
+        conv_page=zero + NO_PAGE,
+        item_row=first,
+        item_sequence=np.zeros(items, np.int32),
+        start=np.zeros(items, np.int32),
+        stop=np.minimum(S, tokens - first),
+        read_page=read_page,
+        write_page=np.full(items, NO_PAGE, np.int32),
+        num_items=zero + items,
+    )
+    return layer, rows

@@ -9,6 +9,7 @@ from jaxtyping import Array
 
 from rjax.models import DecoderLayer, Linear, Rotary, WeightScheme
 from rjax.models.layers.attention import Attention
+from rjax.models.layers.gated_delta_net import GatedDeltaNet
 from rjax.models.layers.mlp import Mlp
 from rjax.models.schemes import UNQUANTISED, Scaled, Unquantised
 from rjax.pallas_kernels.gemm.few_bits.scaled_weight import ScaledWeight
@@ -77,6 +78,8 @@ def _unlike_llama(layer: DecoderLayer) -> str | None:
     scheme, and a bias of queries, keys and values at most.
     """
     attention, mlp = layer.attention, layer.mlp
+    if isinstance(attention, GatedDeltaNet):
+        return "a gated delta net"
     if not isinstance(attention, Attention):
         return "latent attention"
     if not isinstance(mlp, Mlp):
@@ -103,6 +106,7 @@ def _attention_obstacle(attention: Any, rotary: Rotary | None) -> str | None:
         f"weights stored as {scheme.name}": not isinstance(scheme, Scaled | Unquantised),
         "norms of queries and keys apart from the rotary embedding": not attention.norm_joins_rope,
         "a norm of queries or keys alone": (attention.q_norm is None) != (attention.k_norm is None),
+        "an output gate": attention.output_gate,
         "attention sinks": attention.sinks is not None,
         "ALiBi": attention.alibi is not None,
         "a sliding window": spec.sliding_window is not None,
