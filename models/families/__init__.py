@@ -23,7 +23,9 @@ from rjax.models.families.phi3 import PHI3
 from rjax.models.families.qwen2 import QWEN2
 from rjax.models.families.qwen2_moe import QWEN2_MOE
 from rjax.models.families.qwen3 import QWEN3
+from rjax.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from rjax.models.families.qwen3_moe import QWEN3_MOE
+from rjax.models.families.qwen3_next import QWEN3_NEXT
 from rjax.models.families.seed_oss import SEED_OSS
 from rjax.models.families.smollm3 import SMOLLM3
 
@@ -34,6 +36,6 @@ FAMILIES: dict[str, Family] = {
         *(GLM4, GLM4_MOE, GLM4_MOE_LITE, GPT_OSS),
         *(GRANITE, GRANITE_MOE, LLAMA, MINISTRAL3, MINISTRAL, MISTRAL, MIXTRAL),
         *(OLMO2, OLMO3, OLMOE, OPT, PHI3, QWEN2, QWEN2_MOE),
-        *(QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
+        *(QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3),
     )
 }

@@ -37,7 +37,8 @@ INNER_ROPE_FIELDS = frozenset(
     }
 )
 """Fields of rope_parameters and rope_scaling that `read_rope` reads."""
-_SEVERAL_AXES = frozenset({"mrope_section"})  # of positions, which are equal for text
+# Of positions, which are equal for text.
+_SEVERAL_AXES = frozenset({"mrope_interleaved", "mrope_section"})
 ROPE_OBJECTS = frozenset({"rope_parameters", "rope_scaling"})
 """The objects with the settings of a rotary embedding, or with one for each type of layer."""
 

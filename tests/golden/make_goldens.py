@@ -8,13 +8,15 @@ Both folders are that of this file by default; ``families`` beside it is another
 cases are made.
 
 Writes ``models/<case>/`` (a Hugging Face folder, bfloat16 values), ``expected/<case>.safetensors``
-(tokens, positions, float32 logits; a prompt and its greedy continuation) and ``versions.json``.
+(tokens, positions, float32 logits; a prompt and its greedy continuation) and, for all cases,
+``versions.json``.
 
 Beside its config, a case may have ``stride`` (between positions), ``shard`` (size of a file), and
 ``rewritten`` (fields put into the written config.json, which is then read again; null removes one),
 ``greedy`` (false where the angles depend on the length so far), ``seed``, ``fused`` (all experts
-of a layer in one tensor, as transformers 5 has them in memory) and ``gate_up_spread`` (a factor on
-their first projection, so that activations reach a clamp).
+of a layer in one tensor, as transformers 5 has them in memory), ``gate_up_spread`` (a factor on
+their first projection, so that activations reach a clamp), and ``tokens`` and ``prompt`` (how many
+there are).
 """
 
 import copy
@@ -51,6 +53,8 @@ def make_model(
                 value *= gate_up_spread
         else:
             value = 0.3 * torch.randn(parameter.shape) + float("norm.weight" in name)
+            if name.endswith("A_log"):  # states that forget at once, and others that hardly do
+                value = 1.5 * torch.randn(parameter.shape) - 2.0
         parameter.data = value.to(torch.bfloat16).float()
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):
@@ -66,6 +70,7 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
     rewritten = settings.pop("rewritten", {})
     greedy = settings.pop("greedy", True)
     seed = settings.pop("seed", seed)
+    num_tokens, num_prompt = settings.pop("tokens", TOKENS), settings.pop("prompt", PROMPT)
     fused = settings.pop("fused", False)
     model = make_model(settings, seed, settings.pop("gate_up_spread", 1.0))
     # A copy is cast: with the model, the rotary frequencies would be.
@@ -83,14 +88,14 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent, dtype=torch.float32, attn_implementation="eager"
         ).eval()
-    tokens = torch.randint(model.config.vocab_size, (1, TOKENS))
+    tokens = torch.randint(model.config.vocab_size, (1, num_tokens))
     # Strided positions reach far with few tokens. The mask keeps each token seeing all before it.
-    positions = torch.arange(TOKENS)[None] * stride
+    positions = torch.arange(num_tokens)[None] * stride
     with torch.no_grad():
         logits = model(
             input_ids=tokens, position_ids=positions, attention_mask=torch.ones_like(tokens)
         ).logits
-        prompt = tokens[:, :PROMPT]
+        prompt = tokens[:, :num_prompt]
         output = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
@@ -107,7 +112,7 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
         "prompt": prompt[0].int(),
     }
     if greedy:
-        expected["greedy"] = output[0, PROMPT:].int()
+        expected["greedy"] = output[0, num_prompt:].int()
     (folder / "expected").mkdir(parents=True, exist_ok=True)
     save_file(
         {key: value.contiguous().clone() for key, value in expected.items()},
@@ -123,6 +128,8 @@ def main() -> None:
     for seed, (name, settings) in enumerate(found.items()):
         if name in (sys.argv[3:] or found):
             write_case(name, settings, seed, folder)
+    if sys.argv[3:]:
+        return  # each config.json has the version of transformers; the file is about all cases
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -52,6 +52,16 @@ LATENT = {
     "num_hidden_layers": 5,
     **EXPERTS,
 }
+HYBRID = {
+    "num_hidden_layers": 5,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "rope_scaling": YARN,
+}
+HYBRID_EXPERTS = {"num_experts": 12, "num_experts_per_tok": 2}
 # A config of each family, from which a change of any field that is read can be seen.
 BASES = {
     "BloomForCausalLM": {
@@ -92,6 +102,11 @@ BASES = {
     "SeedOssForCausalLM": of("SeedOss", rope_scaling=YARN),
     "SmolLM3ForCausalLM": of("SmolLM3", rope_scaling=YARN, use_sliding_window=True),
     "Qwen3MoeForCausalLM": of("Qwen3Moe", rope_scaling=YARN, num_experts_per_tok=2, **EXPERTS),
+    "Qwen3NextForCausalLM": of(
+        "Qwen3Next", **HYBRID, **HYBRID_EXPERTS, moe_intermediate_size=32, mlp_only_layers=[0]
+    ),
+    "Qwen3_5ForCausalLM": of("Qwen3_5", **HYBRID),
+    "Qwen3_5MoeForCausalLM": of("Qwen3_5Moe", **HYBRID, **HYBRID_EXPERTS),
 }
 # Another value of every field that some family reads.
 CHANGES = {
@@ -107,6 +122,7 @@ CHANGES = {
     "ffn_dim": 80,
     "final_logit_softcapping": 7.0,
     "first_k_dense_replace": 2,
+    "full_attention_interval": 2,
     "head_dim": 32,
     "hidden_act": "gelu",
     "hidden_activation": "gelu",
@@ -116,6 +132,11 @@ CHANGES = {
     "layer_norm_eps": 1e-3,
     "layer_norm_epsilon": 1e-3,
     "layer_types": MIXED,
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 16,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 6,
+    "linear_value_head_dim": 16,
     "logit_scale": 0.3,
     "logits_scaling": 3.0,
     "max_position_embeddings": 4096,
@@ -207,6 +228,15 @@ CHANGES_OF = {
     ("GptOssForCausalLM", "attention_bias"): False,
     ("GptOssForCausalLM", "layer_types"): ["full_attention"] * 3,
     ("Qwen3MoeForCausalLM", "use_sliding_window"): True,
+    ("Qwen3NextForCausalLM", "norm_topk_prob"): False,
+    **{
+        (f"{name}ForCausalLM", field): value
+        for name in ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+        for field, value in (
+            ("layer_types", ["full_attention", "linear_attention"] * 2 + ["linear_attention"]),
+            ("num_hidden_layers", 6),
+        )
+    },
 }
 BESIDE = {
     ("Qwen2MoeForCausalLM", "intermediate_size"): {"mlp_only_layers": [1]},
@@ -255,12 +285,14 @@ BESIDE = {
 # Values of constrained fields: those that mean the model as it is, and those that must be refused.
 ALLOWED = {
     "_remove_final_layer_norm": [False],
+    "attn_output_gate": [True],
     "apply_residual_connection_post_layernorm": [False],
     "attention_chunk_size": [],
     "clip_qkv": [],
     "do_layer_norm_before": [True],
     "first_k_dense_replace": [1],
     "head_dim": [64],
+    "hidden_act": ["silu", "swish"],
     "is_causal": [True],
     "kv_sharing_modes": [],
     "layer_norm_elementwise_affine": [True],
@@ -284,10 +316,12 @@ REFUSED = {
     "_remove_final_layer_norm": [True, 1, "no"],
     "apply_residual_connection_post_layernorm": [True, 0],
     "attention_chunk_size": [16],
+    "attn_output_gate": [False, 1],
     "clip_qkv": [8.0],
     "do_layer_norm_before": [False, 1],
     "first_k_dense_replace": [0, 3],
     "head_dim": [32, "64"],
+    "hidden_act": ["gelu", 1],
     "is_causal": [False, None, 1],
     "kv_sharing_modes": [["none", "reuse", "none"]],
     "layer_norm_elementwise_affine": [False],
@@ -312,6 +346,9 @@ MODEL_TYPES = {
     "gptoss": "gpt_oss",
     "deepseekv2": "deepseek_v2",
     "deepseekv3": "deepseek_v3",
+    "qwen3next": "qwen3_next",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "glm4_moelite": "glm4_moe_lite",
 }  # where it does not follow from the architecture
 NOT_OF_A_FAMILY = {"architectures", "quantization_config"}  # which has test_toy_int8.py

@@ -25,7 +25,7 @@ ROPE = {*ROPE_FIELDS, "partial_rotary_factor", "rope_local_base_freq"}
 # Older spellings, which a config class takes without declaring them.
 SPELLINGS = {
     *("dtype", "num_local_experts", "num_experts", "seq_length", "sliding_window_pattern"),
-    *("torch_dtype", "n_embed", "topk_method", "norm_topk_prob"),
+    *("torch_dtype", "n_embed", "topk_method", "norm_topk_prob", "full_attention_interval"),
 }
 
 

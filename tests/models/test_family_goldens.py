@@ -39,6 +39,19 @@ def _ropes(**changes):
     return change
 
 
+def _router(**changes):
+    def change(config):
+        router = dataclasses.replace(config.experts.router, **changes)
+        experts = dataclasses.replace(config.experts, router=router)
+        return dataclasses.replace(config, experts=experts)
+
+    return change
+
+
+def _norm_eps(config):
+    return dataclasses.replace(config, norm_eps=1e-6)
+
+
 def _same_rope(config):
     return dataclasses.replace(config, layer_ropes=())
 
@@ -70,6 +83,14 @@ def _no_window(config):
         ("phi4_mini_g3_h32_longrope_long", _ropes(max_length=1)),
         ("phi4_mini_g3_h32_longrope_short", _ropes(max_length=256)),
         ("llama_g3_h16_rope_dynamic_beyond", _ropes(max_length=64)),
+        ("qwen3_next_r3_g1_dense_layer", _ropes(rotary_dim=16)),
+        ("qwen3_next_r3_g1_dense_layer", _router(renormalise=False)),
+        ("qwen3_next_r3_g1_dense_layer", _norm_eps),
+        ("qwen3_next_r2_g3_tied_fused", _router(renormalise=True)),
+        ("qwen3_next_r2_g3_tied_fused", _ropes(theta=10000.0)),
+        ("qwen3_5_r3_g2_linear_last", _ropes(rotary_dim=4)),
+        ("qwen3_5_r5_g1_tied_yarn", _ropes(kind="default")),
+        ("qwen3_5_moe_r3_g1_tied", _router(renormalise=False)),
     ],
 )
 def test_goldens_would_show_a_lost_option(name, change):

@@ -29,7 +29,7 @@ OTHER = {"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 2}
             "it is a state-space or recurrent model",
         ),
         (
-            of("Qwen3Next", layer_types=["linear_attention", "full_attention"]),
+            of("OlmoHybrid", layer_types=["linear_attention", "full_attention"]),
             "it is a hybrid of attention and recurrent layers",
         ),
         (of("Bamba", mamba_d_state=128), "it is a hybrid of attention and recurrent layers"),

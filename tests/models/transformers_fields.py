@@ -31,10 +31,16 @@ def looked_at(model_type: str) -> set[str]:
     """Fields that the model's code reads from its config, declared or not."""
     folder = model_type.removesuffix("_text")
     own = _parse(f"models/{folder}/modeling_{folder}.py")
-    if folder != model_type:  # models with vision follow the text model
+    if folder != model_type:  # models with vision follow the text model, or surround it
         names = [getattr(node, "name", "") for node in own.body]
         last = next(i for i, name in enumerate(names) if name.endswith("ForCausalLM"))
-        own = ast.Module(own.body[: last + 1], [])
+        whole = names[last].replace("ForCausalLM", "Model")
+        text = [
+            node
+            for node, name in zip(own.body[: last + 1], names, strict=False)
+            if "Vision" not in name and name != whole
+        ]
+        own = ast.Module(text, [])
     trees = [own, *map(_parse, _SHARED)]
     return {name for tree in trees for name in _attributes(tree)} - _METHODS
 
