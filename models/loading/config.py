@@ -40,6 +40,8 @@ _LINEAR_PARTS = (
     ".mlp.shared.up",
     ".mlp.shared.down",
 )
+_PLAIN_PARTS = (".attention.ba",)
+"""Projections that are held in the model's dtype, however a checkpoint stores them."""
 _EXPERT_INPUTS = {"hidden size": "D", "width of an expert": "I"}  # axis letters
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _MEDIA = ("vision", "audio", "image", "video", "speech")
@@ -155,18 +157,23 @@ def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig
         )
     expert_weights = _expert_weights(config, weights)
     experts_only = isinstance(weight_format, OnLoad) and weight_format.experts_only
-    schemes = []
-    for path, pieces in weights.items():
-        if experts_only and path not in expert_weights:
+    on_load = isinstance(weight_format, OnLoad)
+    schemes: list[tuple[str, WeightScheme]] = []
+    dequantised: list[tuple[str, WeightScheme]] = []
+    for weight, pieces in weights.items():
+        path = weight.removesuffix(_WEIGHT)
+        plain = path.endswith(_PLAIN_PARTS)
+        if (experts_only and weight not in expert_weights) or (plain and on_load):
             continue
-        if path.endswith(tuple(part + _WEIGHT for part in _LINEAR_PARTS)):
+        if path != weight and (plain or path.endswith(_LINEAR_PARTS)):
             scheme = _common_scheme(pieces, weight_format)
             if scheme != UNQUANTISED:
-                schemes.append((path.removesuffix(_WEIGHT), scheme))
+                (dequantised if plain else schemes).append((path, scheme))
     return dataclasses.replace(
         config,
         format=weight_format,
         schemes=tuple(schemes),
+        dequantised=tuple(dequantised),
         kv_scales=weight_format.kv_scales,
     )
 
@@ -265,7 +272,7 @@ def with_dequantised_weights(config: ModelConfig) -> ModelConfig:
         config,
         format=None if on_load else config.format,
         schemes=(),
-        dequantised=config.schemes,
+        dequantised=config.dequantised + config.schemes,
     )
 
 

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from rjax.models.families import FAMILIES
 from rjax.models.layers.linear import Linear
 from rjax.models.loading.pieces import piece_shape, view
 from rjax.models.operations import Residual
-from rjax.models.quantising.projections import LINEARS
+from rjax.models.quantising.projections import linears_of
 from rjax.models.rope import RopeConfig, rotary_tables
 
 Tensors = Mapping[str, np.ndarray]
@@ -44,17 +45,23 @@ class InputStatistics:
 
 
 class RecordingOperations(DenseAttention):
-    """Plain operations that keep the inputs of the projections, in the order of the calls.
+    """Plain operations that keep the inputs of some projections.
 
     One object is for one call of a layer.
+
+    Args:
+        linears: the projections by name.
     """
 
-    def __init__(self) -> None:
-        self.inputs: list[Float[Array, "T E"]] = []
+    def __init__(self, linears: Mapping[str, Linear]) -> None:
+        self.inputs: dict[str, Float[Array, "T E"]] = {}
+        self._names = {id(linear): name for name, linear in linears.items()}
 
     def linear(self, linear: Linear, h: Any) -> Any:
-        """The projection of h, which is kept."""
-        self.inputs.append(h.reshape(len(h), linear.depth))
+        """The projection of h, which is kept if the projection has a name."""
+        name = self._names.get(id(linear))
+        if name is not None:
+            self.inputs[name] = h.reshape(len(h), linear.depth)
         return super().linear(linear, h)
 
 
@@ -98,7 +105,7 @@ class Calibration:
             self._batches.append((x, mask))
 
     def advance(self, layer: int, tensors: Tensors) -> dict[str, InputStatistics]:
-        """Run one layer; returns the statistics of the inputs of each of `LINEARS`.
+        """Run one layer; returns the statistics of the inputs of each of `linears_of` it.
 
         Layers must be run in order.
 
@@ -106,8 +113,10 @@ class Calibration:
             layer: index of the layer.
             tensors: checkpoint tensors of the layer, not quantised.
         """
-        graph, state = nnx.split(decoder_layer(self._config, layer, tensors))
-        sizes = dict(zip(LINEARS, self._input_sizes(), strict=True))
+        module = decoder_layer(self._config, layer, tensors)
+        names = linears_of(self._config, layer)
+        sizes = {name: linear.depth for name, linear in _named(module, names).items()}
+        graph, state = nnx.split(module)
         sums = {
             name: InputStatistics(jnp.zeros(size), jnp.zeros((size, size)))
             for name, size in sizes.items()
@@ -119,10 +128,10 @@ class Calibration:
             self._batches[i] = np.asarray(out), mask
         return jax.tree.map(lambda one: one / self.num_tokens, sums)
 
-    def _input_sizes(self) -> tuple[int, ...]:
-        config = self._config
-        heads = config.num_heads * config.head_dim
-        return config.hidden_size, heads, config.hidden_size, config.intermediate_size
+
+def _named(layer: DecoderLayer, names: Iterable[str]) -> dict[str, Linear]:
+    """The projections of a layer by name, such as "attention.qkv"."""
+    return {name: operator.attrgetter(name)(layer) for name in names}
 
 
 @functools.partial(jax.jit, static_argnames="rope", donate_argnames="sums")
@@ -137,15 +146,15 @@ def _run(
     layer: DecoderLayer = nnx.merge(graph, state)
     rotary = None if rope is None else rotary_tables(rope, jnp.arange(x.shape[1]))
 
-    def of_sequence(one: Array) -> tuple[Array, list[Array]]:
-        operations = RecordingOperations()
+    def of_sequence(one: Array) -> tuple[Array, dict[str, Array]]:
+        operations = RecordingOperations(_named(layer, sums))
         return layer(Residual(one), rotary, operations).total(), operations.inputs
 
     out, recorded = jax.vmap(of_sequence)(x)
     added = {}
-    for name, inputs in zip(LINEARS, recorded, strict=True):
+    for name, before in sums.items():
+        inputs = recorded[name]
         inputs = jnp.where(mask[..., None], inputs, 0).reshape(-1, inputs.shape[-1])
-        before = sums[name]
         products = jnp.matmul(inputs.T, inputs, precision="highest")
         added[name] = InputStatistics(
             before.magnitudes + jnp.abs(inputs).sum(0), before.products + products
@@ -156,9 +165,9 @@ def _run(
 def decoder_layer(config: ModelConfig, layer: int, tensors: Tensors) -> DecoderLayer:
     """One layer in float32, from its tensors in the checkpoint."""
     weights = FAMILIES[config.architecture].weights(config)
-    # Layers with equal windows are equal but for their weights, and share a program.
-    window = config.sliding_windows[layer]
-    abstract = DecoderLayer(config, config.sliding_windows.index(window), jnp.float32)
+    # Layers of one kind are equal but for their weights, and share a program.
+    kinds = [(config.is_linear(i), window) for i, window in enumerate(config.sliding_windows)]
+    abstract = DecoderLayer(config, kinds.index(kinds[layer]), jnp.float32)
     graph, state = nnx.split(abstract)
     filled = []
     for path, leaf in nnx.to_flat_state(state):

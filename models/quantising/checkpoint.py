@@ -136,8 +136,9 @@ def _quantise(
     progress: bool,
 ) -> QuantisedCheckpoint:
     config = config_from_folder(folder)
-    weights = FAMILIES[config.architecture].weights(config)
-    entries = match(Expected(weights, ()), read_tensors(folder), config, folder)
+    family = FAMILIES[config.architecture]
+    expected = Expected(family.weights(config), (), family.unused(config))
+    entries = match(expected, read_tensors(folder), config, folder)
     dtypes = {name: entry.stored_dtype() for name, entry in entries.items()}
     writer = ShardWriter(out, shard_bytes)
     outside = {}

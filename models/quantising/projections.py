@@ -4,7 +4,7 @@ import dataclasses
 
 from rjax.models.config import ModelConfig
 from rjax.models.families import FAMILIES
-from rjax.models.loading.pieces import Piece, Weights, piece_shape
+from rjax.models.loading.pieces import Piece, Weights, module_of, piece_shape
 
 LINEARS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 """The projections of a decoder layer, in the order in which they are applied."""
@@ -12,11 +12,14 @@ LINEARS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 _LATENT_LINEARS = ("attention.q_a", "attention.q", "attention.kv_a", "attention.kv_b")
 """The projections of latent attention, instead of "attention.qkv"; some models lack the first."""
 
+_GATED_DELTA_INPUT = "attention.qkvz"
+"""The projection of a gated delta net, instead of "attention.qkv"."""
+
 EXPERTS = ("mlp.up", "mlp.down")
 """The projections of experts, in a layer that has some."""
 
 _SHARED_EXPERT = ("mlp.shared.up", "mlp.shared.down")
-_BESIDE_EXPERTS = ("mlp.router", "mlp.shared.gate")
+_UNQUANTISED = ("mlp.router", "mlp.shared.gate", "attention.ba.weight")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,23 +51,31 @@ class SharedInput:
 
 def linear_pieces(config: ModelConfig) -> Weights:
     """The pieces of each projection's weight, by the projection's path."""
+    names = (*LINEARS, *_LATENT_LINEARS, _GATED_DELTA_INPUT, *_SHARED_EXPERT)
     weights = FAMILIES[config.architecture].weights(config)
     return {
         path.removesuffix(".weight"): pieces
         for path, pieces in weights.items()
-        if path.startswith("layers.")
-        and path.removesuffix(".weight").endswith((*LINEARS, *_LATENT_LINEARS, *_SHARED_EXPERT))
+        if path.startswith("layers.") and path.removesuffix(".weight").endswith(names)
     }
 
 
 def unquantised_modules(config: ModelConfig) -> tuple[str, ...]:
-    """The linear modules in the layers that are not quantised: what chooses among experts."""
+    """The linear modules in the layers that are not quantised: those of a number or two a head or
+    an expert."""
     weights = FAMILIES[config.architecture].weights(config)
     return tuple(
-        pieces[0].tensor.removesuffix(".weight")
+        module_of(piece)
         for path, pieces in weights.items()
-        if path.endswith(_BESIDE_EXPERTS)
+        if path.endswith(_UNQUANTISED)
+        for piece in pieces
     )
+
+
+def linears_of(config: ModelConfig, layer: int) -> tuple[str, ...]:
+    """The projections of a layer, whose attention is not latent, in the order of `LINEARS`."""
+    first, *others = LINEARS
+    return _GATED_DELTA_INPUT if config.is_linear(layer) else first, *others
 
 
 def shared_inputs(config: ModelConfig, layer: int) -> tuple[SharedInput, ...]:
@@ -91,22 +102,20 @@ def shared_inputs(config: ModelConfig, layer: int) -> tuple[SharedInput, ...]:
         pieces = weights[f"layers.{layer}.{linear}.weight"]
         return tuple(dict.fromkeys(piece.tensor for piece in pieces))
 
+    first, output, up, down = linears_of(config, layer)
     if config.has_experts(layer) or config.latent is not None:
-        names = (LINEARS[0], *_LATENT_LINEARS, *LINEARS[1:], *_SHARED_EXPERT)
+        names = (first, *_LATENT_LINEARS, output, up, down, *_SHARED_EXPERT)
         own = [name for name in names if f"layers.{layer}.{name}.weight" in weights]
         return tuple(SharedInput(name, tensors(name)) for name in own)
-    same_heads = config.num_heads == config.num_kv_heads
+    # The gated delta rule is not linear in what it reads.
+    linear_in_values = config.num_heads == config.num_kv_heads and not config.is_linear(layer)
     # relu(x / s) * s is relu(x) for s > 0.
     linear_in_up = config.gated_mlp or config.activation == "relu"
     return (
-        SharedInput(LINEARS[0], tensors(LINEARS[0]), norm=norm("attention_norm")),
-        SharedInput(
-            LINEARS[1], tensors(LINEARS[1]), rows=last_rows(LINEARS[0]) if same_heads else ()
-        ),
-        SharedInput(LINEARS[2], tensors(LINEARS[2]), norm=norm("mlp_norm")),
-        SharedInput(
-            LINEARS[3], tensors(LINEARS[3]), rows=last_rows(LINEARS[2]) if linear_in_up else ()
-        ),
+        SharedInput(first, tensors(first), norm=norm("attention_norm")),
+        SharedInput(output, tensors(output), rows=last_rows(first) if linear_in_values else ()),
+        SharedInput(up, tensors(up), norm=norm("mlp_norm")),
+        SharedInput(down, tensors(down), rows=last_rows(up) if linear_in_up else ()),
     )
 
 
