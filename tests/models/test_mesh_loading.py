@@ -10,6 +10,7 @@ import pytest
 from mxfp4_files import write_mxfp4
 from plain_checkpoints import LLAMA, write_plain
 from quantised_files import FORMATS, write_quantised
+from test_gated_delta_net import QWEN3_5, QWEN3_NEXT
 from test_model_experts import GPT_OSS
 from test_model_quantised_experts import QWEN2_MOE
 
@@ -174,6 +175,30 @@ def test_experts_are_spread_or_cut(tmp_path):
         (fused, 4, True, LARGE, "fp8"),
         (fused, 2, False, SMALL, "fp8"),
     )
+
+
+def test_key_heads_of_linear_attention_are_shared(tmp_path):
+    """KV heads of attention with a gate are copied beside them."""
+    wide = {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "num_attention_heads": 8}
+    wide |= {"linear_key_head_dim": 32, "linear_value_head_dim": 64, "head_dim": 32}
+    wide |= {"intermediate_size": 512, "num_hidden_layers": 2}
+    wide |= {"layer_types": ["linear_attention", "full_attention"]}
+    widths = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "num_experts": 4}
+    dense = QWEN3_5 | wide | {"attention_bias": True}
+    dense, experts = (
+        write_plain(tmp_path / str(i), values)
+        for i, values in enumerate((dense, QWEN3_NEXT | wide | widths))
+    )
+    quantised, _ = write_quantised(tmp_path / "fp8", QWEN3_NEXT | wide | widths, "fp8-dynamic")
+    check(
+        (dense, 8, False, SMALL, None),
+        (dense, 2, False, LARGE, "int4"),
+        (experts, 4, True, SMALL, None),
+        (quantised, 2, False, SMALL, None),
+    )
+    # Queries, keys and values in one tensor of few bits go to every device, which takes its part.
+    quantised, _ = write_quantised(tmp_path / "rows", QWEN3_5 | wide, "fp8-dynamic")
+    check((quantised, 4, False, SMALL, None), most=4)
 
 
 _DEFAULT = ["w4a16", "mxfp4"]

@@ -31,6 +31,8 @@ def mesh_of(devices):
         ("C D", (64, 32), (None, None)),
         ("D", (32,), (None,)),
         ("H", (8,), (None,)),
+        ("D R A M", (32, 4, 6, 8), (None, "tensor", None, None)),
+        ("R E D", (4, 16, 32), ("tensor", None, None)),
     ],
 )
 def test_letters_decide_the_cut(letters, shape, spec):
@@ -85,8 +87,10 @@ for name, n in [("phi3_g1_h96", 2), ("opt_h64_tied", 2)]:
         down = model.layers[0].mlp.down.weight[...]
         assert down.addressable_shards[0].data.shape[0] * n == model.config.intermediate_size
 
-# Norms of outputs, of all heads at once, with an offset; windows and ropes a layer.
-for name in ("gemma2_g3_h16_caps_windows", "olmo3_g1_h24_yarn_windows"):
+# Norms of outputs, of all heads at once, with an offset; windows and ropes a layer; states.
+for name in (
+    "gemma2_g3_h16_caps_windows", "olmo3_g1_h24_yarn_windows", "qwen3_next_r2_g3_tied_fused",
+):
     expected = load_file(goldens / "families" / "expected" / f"{name}.safetensors")
     batch = jnp.asarray(expected["tokens"]), jnp.asarray(expected["positions"])
     folder = goldens / "families" / "models" / name
