@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 _MAX_GROUPS = 8  # page tables of a sequence
 
+STATES = -1
+"""In place of a page group: the layers without KV, which have a state instead."""
+
 
 class GroupKind(NamedTuple):
     """The page groups first to stop - 1, whose KV lives equally long.
@@ -36,7 +39,8 @@ class PageGroups:
         windows: sliding window of each group, in tokens; None without end, for full attention.
             Groups with equal windows are neighbours, and the first group is the only one with its
             window.
-        layers: (group, index of its K and V arrays) of each layer.
+        layers: (group, index of its K and V arrays) of each layer; (STATES, index of its arrays) of
+            a layer with a state in place of KV.
     """
 
     windows: tuple[int | None, ...]
@@ -45,7 +49,17 @@ class PageGroups:
     @property
     def num_pools(self) -> int:
         """Number of K arrays of the pool, and of V arrays: the layers of the largest group."""
-        return 1 + max(pool for _, pool in self.layers)
+        return 1 + max(pool for group, pool in self.layers if group != STATES)
+
+    @property
+    def num_state_layers(self) -> int:
+        """Number of layers with a state in place of KV."""
+        return sum(group == STATES for group, _ in self.layers)
+
+    @property
+    def num_tables(self) -> int:
+        """Page tables of a sequence: that of its states, if there are any, is the last."""
+        return len(self.windows) + (self.num_state_layers > 0)
 
     @property
     def kinds(self) -> tuple[GroupKind, ...]:
@@ -58,13 +72,24 @@ class PageGroups:
         return tuple(kinds)
 
     def layers_of(self, window: int | None) -> int:
-        """Number of layers with this window."""
-        return sum(self.windows[group] == window for group, _ in self.layers)
+        """Number of layers with this window, without those that have a state."""
+        of_layers = (group for group, _ in self.layers if group != STATES)
+        return sum(self.windows[group] == window for group in of_layers)
 
 
 def one_group(num_layers: int) -> PageGroups:
     """All layers in one group without end."""
     return PageGroups((None,), tuple((0, layer) for layer in range(num_layers)))
+
+
+def with_states(groups: PageGroups, has_state: tuple[bool, ...]) -> PageGroups:
+    """The page groups of a model with states, from those of its layers with KV.
+
+    has_state: whether each layer of the model has a state in place of KV.
+    """
+    with_kv, state = iter(groups.layers), itertools.count()
+    layers = [(STATES, next(state)) if found else next(with_kv) for found in has_state]
+    return PageGroups(groups.windows, tuple(layers))
 
 
 def page_groups(
@@ -77,7 +102,7 @@ def page_groups(
     smaller one wastes memory.
 
     Args:
-        windows: sliding window of each layer, in tokens; None for full attention.
+        windows: sliding window of each layer with KV, in tokens; None for full attention.
         page_size: tokens a page.
         max_model_len: tokens of the longest sequence.
     """

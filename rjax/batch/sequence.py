@@ -58,6 +58,10 @@ class Sequence:
         num_released: leading pages that it does not hold, for each page group.
         next_release_at: value of ``num_computed`` from which it needs a page less.
         capacity: tokens that its pages can hold.
+        states: its state at the end of each page, as a state page; -1 where it holds none.
+        num_states_released: leading entries of ``states`` that are -1.
+        num_states_registered: leading entries of ``states`` that the prefix cache knows, or had.
+        state_branch: pages behind which the prefix cache had KV and no state when it started.
         num_borrowed: leading pages that other sequences computed; copied before a write.
         num_registered: leading pages in the prefix cache under the keys of this sequence.
         host_slots: host slots of its saved pages, by (page group, page number), while swapped.
@@ -102,6 +106,10 @@ class Sequence:
     num_released: list[int] = dataclasses.field(default_factory=list)
     next_release_at: int = 0
     capacity: int = 0
+    states: list[int] = dataclasses.field(default_factory=list)
+    num_states_released: int = 0
+    num_states_registered: int = 0
+    state_branch: int = 0
     num_borrowed: int = 0
     num_registered: int = 0
     host_slots: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, UInt32
+from jaxtyping import Int, UInt8, UInt32
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
@@ -19,6 +19,21 @@ from rjax.sampling import SlotRow
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StatePoolSize:
+    """Size of the pool of states, of a model with layers that have a state in place of KV.
+
+    Attributes:
+        num_states: number of state pages.
+        state_bytes: bytes of one over all layers.
+        snapshot_pages: pages of tokens between two snapshots.
+    """
+
+    num_states: int
+    state_bytes: int
+    snapshot_pages: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class PoolSize:
     """Size of the KV pool.
 
@@ -26,11 +41,13 @@ class PoolSize:
         num_pages: number of pages of all page groups together.
         page_bytes: bytes of one page over the layers of a page group, K and V together.
         windows: sliding window of each page group, in tokens; None without end.
+        states: size of the pool of states; None for a model without.
     """
 
     num_pages: int
     page_bytes: int
     windows: tuple[int | None, ...]
+    states: StatePoolSize | None = None
 
 
 @runtime_checkable
@@ -85,6 +102,14 @@ class StepWorker(Protocol):
 
     def write_pages(self, pages: list[int], data: np.ndarray) -> None:
         """Write KV of the form of ``read_pages`` into these pages."""
+        ...
+
+    def read_state(self, page: int) -> UInt8[np.ndarray, " X"]:
+        """The bytes of a state page."""
+        ...
+
+    def write_state(self, page: int, data: UInt8[np.ndarray, " X"]) -> None:
+        """Write bytes of the form of ``read_state`` into a state page."""
         ...
 
     def admit(self, rows: Mapping[int, SlotRow]) -> None:

@@ -120,6 +120,10 @@ class CacheSettings:
         num_pages: pages in the KV pool; by default as many as fit into the memory that the largest
             step leaves. If a model has layers with and without sliding windows, a page holds the KV
             of a group of layers, and a sequence takes pages for each group.
+        num_states: states of a model with linear attention, such as Qwen3.5; each has what all such
+            layers know at the end of a page. A running sequence holds one, or two for a step; the
+            others are snapshots for prompts with the same prefix. By default they take half of the
+            memory for KV at most.
         enable_prefix_caching: keep the KV of finished requests for prompts with the same prefix.
         swap_space: page-locked host memory for the KV of preempted sequences: a number of GiB, or a
             text with a unit such as "512MiB"; 0 never swaps. The default is 4 GiB, or half of the
@@ -141,6 +145,7 @@ class CacheSettings:
     page_size: int = 64
     gpu_memory_utilization: float = 0.92
     num_pages: int | None = None
+    num_states: int | None = None
     enable_prefix_caching: bool = True
     swap_space: float | str | None = None
     preemption: Literal["auto", "swap", "recompute"] = "auto"
@@ -160,6 +165,10 @@ class CacheSettings:
                 "and up to 1"
             )
         _positive("num_pages", self.num_pages)
+        if self.num_states is not None and self.num_states < 2:
+            raise InvalidConfigError(
+                f"num_states is {self.num_states}; a sequence needs 2 while it computes: raise it"
+            )
         if self.swap_space is not None:
             parse_size("swap_space", self.swap_space)
         _choice("preemption", self.preemption, ("auto", "swap", "recompute"))

@@ -65,6 +65,7 @@ class LLMEngine(Closable, Engine):
         check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len, pool.windows)
         self._kv_events = KvEventStream(config.cache, parts.identity)
         self._blocks = BlockManager(pool.num_pages, self._page_size, self._kv_events.log)
+        states = pool.states and BlockManager(pool.states.num_states, self._page_size)
         self._scheduler = Scheduler(
             self._blocks,
             limits=parts.limits,
@@ -73,6 +74,8 @@ class LLMEngine(Closable, Engine):
             host=HostPool(self._worker.num_host_pages),
             cost=PreemptionCost(config.cache.preemption, self._worker.measure_page_seconds()),
             windows=pool.windows,
+            states=states,
+            snapshot_pages=pool.states.snapshot_pages if pool.states else 1,
         )
         self._held = HeldRequests(self._scheduler, self._worker.is_ready)
         self._root = parts.identity
@@ -95,6 +98,7 @@ class LLMEngine(Closable, Engine):
             max_model_len=self.max_model_len,
             enabled=config.cache.enable_prefix_caching,
             windows=pool.windows,
+            states=self._scheduler.states,
         )
         self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
         self._arrivals = itertools.count()
@@ -286,6 +290,8 @@ class LLMEngine(Closable, Engine):
     def reset_prefix_cache(self) -> None:
         self._check_open()
         self._blocks.forget_cached()
+        if self._scheduler.states is not None:
+            self._scheduler.states.blocks.forget_cached()
 
     def pinned_pages(self) -> list[int]:
         """Pages held by shared prefixes, once for each that holds them."""

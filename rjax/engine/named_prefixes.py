@@ -15,6 +15,7 @@ from rjax.batch.page_hash import PageHashes, block_bytes, group_key
 from rjax.batch.sequence import Sequence
 from rjax.batch.step_worker import StepWorker
 from rjax.engine.pages.block_manager import BlockManager
+from rjax.engine.pages.state_pages import STATES_OF_A_SEQUENCE, StatePages
 from rjax.engine.prefix_file import PrefixOrigin, SavedPrefix, load_prefix_file, save_prefix_file
 from rjax.engine.protocol import KeepAs, NamedPrefix
 from rjax.engine.request import Request
@@ -53,6 +54,8 @@ class PinnedPrefixes:
         blocks: the pages of the pool.
         max_model_len: tokens of the longest sequence; its pages must remain for sequences.
         windows: window of each page group, in tokens; None for full attention.
+        states: states of the layers that have them in place of KV: a prefix holds the state behind
+            its last full page. None without such layers.
     """
 
     def __init__(
@@ -60,8 +63,9 @@ class PinnedPrefixes:
         blocks: BlockManager,
         max_model_len: int,
         windows: tuple[int | None, ...] = (None,),
+        states: StatePages | None = None,
     ) -> None:
-        self._blocks = blocks
+        self._blocks, self._states = blocks, states
         self._reserve = pages_held(windows, max_model_len, blocks.page_size)
         self._windows = windows
         self._named: dict[str, NamedPrefix] = {}
@@ -95,6 +99,14 @@ class PinnedPrefixes:
         pinned = {page for other in others for page in other.pages}
         new = len(self.places(len(prefix.tokens)))
         new -= len(pinned.intersection(self._find(prefix, partial=False)))
+        if self._states is not None and prefix.hashes.keys:
+            held = {other.state for other in others if other.state is not None}
+            total = self._states.blocks.num_pages
+            if total - len(held) - 1 < STATES_OF_A_SEQUENCE:
+                raise OutOfMemoryError(
+                    f"there are {total} states, of which {len(held) + 1} would be pinned; a "
+                    f"sequence needs {STATES_OF_A_SEQUENCE}: raise num_states, or drop a prefix"
+                )
         total = self._blocks.num_pages
         if total - len(pinned) - new < self._reserve:
             raise OutOfMemoryError(
@@ -135,7 +147,15 @@ class PinnedPrefixes:
                 "was preempted, or generated more tokens than a sliding window holds; compute it "
                 "again, with max_tokens=1"
             )
-        self._pin(prefix, pages)
+        state = None
+        if self._states is not None and prefix.hashes.keys:
+            state = self._states.pin(prefix.hashes.keys[-1])
+            if state is None:
+                raise OutOfMemoryError(
+                    f"the state of the prefix {prefix.name!r} was taken before it was pinned: "
+                    "compute it again, with max_tokens=1"
+                )
+        self._pin(prefix, pages, state)
 
     def place(self, prefix: PendingPrefix) -> list[int]:
         """Pin a prefix whose KV comes from elsewhere.
@@ -154,10 +174,21 @@ class PinnedPrefixes:
         if new is None:
             self._blocks.release(cached)
             raise OutOfMemoryError("the running requests hold the pages; load the prefix later")
+        state = None
+        if self._states is not None and prefix.hashes.keys:
+            key = prefix.hashes.keys[-1]
+            state = self._states.pin(key)
+            if state is None:
+                state = self._states.place(prefix.hashes)
+            if state is None:
+                self._blocks.release([*cached, *new])
+                raise OutOfMemoryError(
+                    "the running requests hold the states; load the prefix later"
+                )
         rest = iter(new)
         pages = [next(rest) if page is None else page for page in found]
         self._register(prefix, pages)
-        self._pin(prefix, pages)
+        self._pin(prefix, pages, state)
         self._blocks.release(pages)
         return [index for index, page in enumerate(found) if page is None]
 
@@ -172,6 +203,9 @@ class PinnedPrefixes:
         prefix = self.get(name)
         del self._named[name]
         self._blocks.release(prefix.pages)
+        if prefix.state is not None:
+            assert self._states is not None
+            self._states.blocks.release([prefix.state])
 
     def _register(self, prefix: PendingPrefix, pages: list[int]) -> None:
         """Enter pages that hold a prefix into the prefix cache.
@@ -208,12 +242,15 @@ class PinnedPrefixes:
                 pages.append(None)
         return pages
 
-    def _pin(self, prefix: PendingPrefix, pages: list[int]) -> None:
-        """Keep these pages under the prefix's name, in place of those it had before."""
+    def _pin(self, prefix: PendingPrefix, pages: list[int], state: int | None) -> None:
+        """Keep these pages under the prefix's name, in place of those it had before.
+
+        state: its state page, on which the prefix has its reference.
+        """
         self._blocks.acquire(pages)
         self.drop(prefix.name, missing_ok=True)
         self._named[prefix.name] = NamedPrefix(
-            prefix.name, tuple(prefix.tokens), prefix.salt, tuple(pages), prefix.text
+            prefix.name, tuple(prefix.tokens), prefix.salt, tuple(pages), prefix.text, state
         )
 
 
@@ -226,6 +263,7 @@ class NamedPrefixes:
         max_model_len: tokens of the longest sequence, for whose pages there must be room.
         enabled: whether the engine has a prefix cache; without it no prefix can be kept.
         windows: window of each page group, in tokens; None for full attention.
+        states: states of the layers that have them in place of KV; None without such layers.
 
     Attributes:
         pinned: the prefixes whose KV is in the pool.
@@ -240,8 +278,9 @@ class NamedPrefixes:
         max_model_len: int,
         enabled: bool,
         windows: tuple[int | None, ...],
+        states: StatePages | None = None,
     ) -> None:
-        self.pinned = PinnedPrefixes(blocks, max_model_len, windows)
+        self.pinned = PinnedPrefixes(blocks, max_model_len, windows, states)
         self.pending: dict[str, PendingPrefix] = {}
         self._checks = checks
         self._page_size = blocks.page_size
@@ -295,7 +334,8 @@ class NamedPrefixes:
         """See `PrefixEngine.save_prefix`."""
         prefix = self.pinned.get(name)
         kv = worker.read_pages(list(prefix.pages))
-        saved = SavedPrefix(name, list(prefix.token_ids), kv, prefix.text)
+        state = None if prefix.state is None else worker.read_state(prefix.state)
+        saved = SavedPrefix(name, list(prefix.token_ids), kv, prefix.text, state)
         save_prefix_file(path, saved, self._origin(worker))
 
     def load(
@@ -316,8 +356,15 @@ class NamedPrefixes:
         expected = len(self.pinned.places(len(prefix.tokens))), *worker.page_shape
         if saved.kv.shape != expected:
             raise InvalidConfigError(f"{path} holds KV of shape {saved.kv.shape}, not {expected}")
+        sizes = worker.pool.states
+        wanted = sizes.state_bytes if sizes is not None and prefix.hashes.keys else 0
+        found = 0 if saved.state is None else saved.state.size
+        if found != wanted:
+            raise InvalidConfigError(f"{path} holds a state of {found} bytes, not {wanted}")
         new = self.pinned.place(prefix)
         placed = self.pinned.get(name)
+        if placed.state is not None and saved.state is not None:
+            worker.write_state(placed.state, saved.state)
         worker.write_pages([placed.pages[index] for index in new], saved.kv[new])
         return placed
 

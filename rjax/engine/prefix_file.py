@@ -4,13 +4,14 @@ import dataclasses
 import pathlib
 
 import numpy as np
+from jaxtyping import UInt8
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rjax.errors import InvalidConfigError, InvalidRequestError
 
 _FORMAT = "rjax-prefix-2"
-_DTYPES = {"tokens": "I32", "kv": "U8"}  # of safetensors
+_DTYPES = {"tokens": "I32", "kv": "U8", "state": "U8"}  # of safetensors
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,12 +38,14 @@ class SavedPrefix:
         token_ids: the tokens of the prefix.
         kv: KV of its pages, [X, pools, K, S, H].
         text: the text that the tokens were made from, or None.
+        state: bytes of the state behind its last full page; None for a model without states.
     """
 
     name: str
     token_ids: list[int]
     kv: np.ndarray
     text: str | None
+    state: UInt8[np.ndarray, " X"] | None = None
 
 
 def save_prefix_file(path: str | pathlib.Path, prefix: SavedPrefix, origin: PrefixOrigin) -> None:
@@ -65,6 +68,8 @@ def save_prefix_file(path: str | pathlib.Path, prefix: SavedPrefix, origin: Pref
         "tokens": np.asarray(prefix.token_ids, np.int32),
         "kv": np.ascontiguousarray(prefix.kv).view(np.uint8),
     }
+    if prefix.state is not None:
+        tensors["state"] = prefix.state
     try:
         save_file(tensors, str(path), metadata)
     except (OSError, SafetensorError) as error:
@@ -93,7 +98,7 @@ def load_prefix_file(
             tensors = {name: file.get_tensor(name) for name in known}
     except (OSError, SafetensorError) as error:
         raise InvalidConfigError(f"{path} cannot be read as a prefix: {error}") from error
-    if metadata.get("format") != _FORMAT or len(tensors) != 2:
+    if metadata.get("format") != _FORMAT or not tensors.keys() >= {"tokens", "kv"}:
         raise InvalidConfigError(f"{path} holds no prefix; give a file of save_prefix")
     for field, wanted in dataclasses.asdict(origin).items():
         if metadata.get(field) != str(wanted):
@@ -102,8 +107,13 @@ def load_prefix_file(
                 f"{str(wanted)!r}: save the prefix again"
             )
     tokens, kv = tensors["tokens"], tensors["kv"]
-    if kv.ndim == 0 or kv.shape[-1] % dtype.itemsize or tokens.ndim != 1:
+    flat = all(tensors[name].ndim == 1 for name in tensors.keys() - {"kv"})
+    if kv.ndim == 0 or kv.shape[-1] % dtype.itemsize or not flat:
         raise InvalidConfigError(f"{path} is damaged; save the prefix again")
     return SavedPrefix(
-        metadata.get("name", ""), tokens.tolist(), kv.view(dtype), metadata.get("text")
+        metadata.get("name", ""),
+        tokens.tolist(),
+        kv.view(dtype),
+        metadata.get("text"),
+        tensors.get("state"),
     )

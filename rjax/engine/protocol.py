@@ -25,6 +25,7 @@ class NamedPrefix:
         pages: pages of the pool that hold its KV, in order; with windows, those of one page group
             after another.
         text: the text that the tokens were made from, or None.
+        state: the state page behind its last full page; None without one.
     """
 
     name: str
@@ -32,6 +33,7 @@ class NamedPrefix:
     cache_salt: str | None
     pages: tuple[int, ...]
     text: str | None = None
+    state: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from rjax.engine.pages.groups import make_groups, pages_numbered
 from rjax.engine.pages.host_pool import HostPool
 from rjax.engine.pages.matcher import PrefixMatch, PrefixMatcher
 from rjax.engine.pages.registrar import PageRegistrar
+from rjax.engine.pages.state_pages import StatePages
 from rjax.engine.pages.swapper import Swapper
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.schedule import Schedule, StepBuilder
@@ -47,11 +48,14 @@ class Scheduler:
         host: pages of the host; None for no swapping.
         cost: cost model of preemption; None for the default.
         windows: window of each page group, in tokens; None for full attention.
+        states: state pages of the layers that have a state in place of KV; None without such.
+        snapshot_pages: pages between two snapshots of the states.
 
     Attributes:
         waiting, running, swapped: the queues, each in order; every live sequence is in one.
-        page_tables: page table of each page group; row s lists the pages of the sequence in slot s.
-            Entries of pages that it does not hold are stale.
+        page_tables: page table of each page group, and that of the states behind them; row s lists
+            the pages of the sequence in slot s. Entries of pages that it does not hold are stale;
+            of states they are -1 between those that it holds.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class Scheduler:
         host: HostPool | None = None,
         cost: PreemptionCost | None = None,
         windows: tuple[int | None, ...] = (None,),
+        states: BlockManager | None = None,
+        snapshot_pages: int = 1,
     ) -> None:
         self.blocks = blocks
         self.host = host or HostPool(0)
@@ -73,11 +79,16 @@ class Scheduler:
         self.cost = cost or PreemptionCost()
         self.num_preemptions = 0
         self.page_tables: Int[np.ndarray, "groups slots M"] = np.zeros(
-            (len(windows), limits.num_slots, max_pages), np.int32
+            (len(windows) + (states is not None), limits.num_slots, max_pages), np.int32
         )
-        self._groups = make_groups(blocks, windows, self.page_tables)
+        self.states = None
+        if states is not None:
+            table = self.page_tables[-1]
+            self.states = StatePages(states, table, snapshot_pages, enable_prefix_caching)
+        of_groups = self.page_tables[: len(windows)]
+        self._groups = make_groups(blocks, windows, of_groups, self.states)
         self._matcher = PrefixMatcher(self._groups, self.host, enable_prefix_caching)
-        self._registrar = PageRegistrar(blocks, enable_prefix_caching)
+        self._registrar = PageRegistrar(blocks, enable_prefix_caching, self.states)
         self._limits, self._caching = limits, enable_prefix_caching
         self._shares = FairShares(limits.max_num_seqs)
         self._slots = list(range(limits.num_slots - 1, -1, -1))
@@ -102,6 +113,8 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the next step; its tokens count as computed from now on."""
         self.blocks.begin_step()
+        if self.states is not None:
+            self.states.blocks.begin_step()
         if (victim := self._shares.arrange(self.running)) is not None:
             self.preempt(victim)
         step = StepBuilder(self._limits)
@@ -201,11 +214,7 @@ class Scheduler:
         Nothing may be scheduled yet.
         """
         while not step.items and self.running[-1] is not sequence:
-            victim = self.running[-1]
-            if victim.is_sibling(sequence):
-                self.preempt(victim)
-            else:
-                self._preempt_group(victim)
+            self._preempt_last(sequence)
             self._schedule_tokens(sequence, step)
         # Those before it wait for their last tokens, and end when these are read.
         assert step.items or len(self.running) > 1, "the pool holds one sequence of full length"
@@ -252,6 +261,8 @@ class Scheduler:
         reserve = len(self.running) if prefill_ahead else len(self.running) // 4
         reserve *= len(self._groups)
         if self.running and self.blocks.num_available < sequence.group_pages + reserve:
+            return False
+        if self.running and self.states and not self.states.may_start(len(self.running)):
             return False
         taken = [page for pages in match.pages for page in pages if page >= 0]
         shared = match.num_shared_pages(self.blocks)
@@ -300,7 +311,10 @@ class Scheduler:
         sequence.num_borrowed = borrowed
         sequence.num_registered = registered
         sequence.num_stored = stored
-        sequence.num_computed = min(stored, sequence.num_tokens - 1)
+        computed = stored if match.num_states is None else match.num_states * S
+        sequence.num_computed = min(computed, sequence.num_tokens - 1)
+        if self.states is not None:
+            self.states.start(sequence, match.num_states or 0, branch=stored // S)
         self._groups.start(sequence, held)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
@@ -359,7 +373,12 @@ class Scheduler:
                 if fresh is None:
                     return
                 group.append(sequence, [fresh])
+        if self.states is not None:
+            while self.states.extend(sequence, sequence.num_tokens) < sequence.num_tokens:
+                if self._preempt_last(sequence) is sequence:
+                    return
         self._groups.set_capacity(sequence)
+        self._groups.set_next_release(sequence)
 
     def _copy_on_write(self, sequence: Sequence, number: int) -> bool:
         """Copy a page that others hold before the sequence writes to it.
@@ -387,13 +406,17 @@ class Scheduler:
             fresh = self.blocks.allocate(1)
             if fresh is not None:
                 return fresh[0]
-            victim = self.running[-1]
-            if victim.is_sibling(sequence):
-                self.preempt(victim)  # a request larger than the pool runs in part
-            else:
-                self._preempt_group(victim)
-            if victim is sequence:
+            if self._preempt_last(sequence) is sequence:
                 return None
+
+    def _preempt_last(self, sequence: Sequence) -> Sequence:
+        """Preempt the last in order, so that a running sequence gets pages; returns it."""
+        victim = self.running[-1]
+        if victim.is_sibling(sequence):
+            self.preempt(victim)  # a request larger than the pool runs in part
+        else:
+            self._preempt_group(victim)
+        return victim
 
     def _preempt_group(self, victim: Sequence) -> None:
         """Preempt the last in order with all its running siblings.

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rjax.batch.page_groups import page_groups
+from rjax.batch.page_groups import PageGroups, page_groups, with_states
 from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
 from rjax.models import ModelConfig
@@ -62,12 +62,19 @@ class EnginePlatform:
             limits=limits,
             # Padding costs a CPU more to compute, but less than compiling a size.
             growth=4 if self.is_cpu else 2,
-            groups=page_groups(
-                self.model.sliding_windows,
-                page_size=self.config.cache.page_size,
-                max_model_len=self.max_model_len,
-            ),
+            groups=self._page_groups(),
         )
+
+    def _page_groups(self) -> PageGroups:
+        model = self.model
+        has_state = tuple([model.is_linear(layer) for layer in range(model.num_layers)])
+        windows = zip(model.sliding_windows, has_state, strict=True)
+        found = page_groups(
+            tuple([window for window, state in windows if not state]),
+            page_size=self.config.cache.page_size,
+            max_model_len=self.max_model_len,
+        )
+        return with_states(found, has_state) if any(has_state) else found
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,12 @@ from rjax.models import (
     Router,
     Routing,
 )
+from rjax.models.layers.gated_delta_net import GatedDeltaNet
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.experts.base import RouteProblem
+from rjax.pallas_kernels.gated_delta.base import GatedDeltaProblem, split_mixed
+from rjax.pallas_kernels.gated_delta.states import LayerStates, StateRows
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, Problem
@@ -43,10 +46,12 @@ from rjax.worker.kernels.experts_problem import (
 )
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
 from rjax.worker.layer_kernels import LayerKernels, Pools
+from rjax.worker.pages.states import STATES
 from rjax.worker.value_specs import shares, value_specs
 
 _WHOLE = PartitionSpec()
 _ROUTED = Routing(_WHOLE, _WHOLE)  # type: ignore[arg-type]
+_HEADS = PartitionSpec(None, TENSOR_AXIS)
 HEADS = PartitionSpec(None, TENSOR_AXIS, None)
 UNMERGED = UnmergedAttention(HEADS, HEADS, PartitionSpec(None, TENSOR_AXIS), _WHOLE)  # type: ignore[arg-type]
 """How devices share attention, merged or not: each has the results of its own heads."""
@@ -135,6 +140,8 @@ class DispatchedOperations(Operations):
         following: DecoderLayer | None = None,
     ) -> Residual | None:
         """The stream after a layer, or None where no kernel computes more than an operation."""
+        if isinstance(layer.attention, GatedDeltaNet):
+            return None
         obstacle = None if self._mesh.size == 1 else f"{self._mesh.size} devices; it takes one"
         pools, rows = self._paged(layer.attention.layer)
         whole = self._layers.whole_layer(layer, residual, rotary, pools, rows, obstacle)
@@ -212,6 +219,51 @@ class DispatchedOperations(Operations):
         specs = (PartitionSpec(None, sharding.inputs), sharding.leaves)
         product = self._run(kernel, problem, (h, linear.leaves), specs, value_specs(sharding))
         return _with_bias(product, linear)
+
+    def merged(self, attended: Float[Array, "T ..."] | UnmergedAttention) -> Float[Array, "T ..."]:
+        """The result of attention as one array."""
+        return self._merged(attended)
+
+    def _through_states(
+        self,
+        mixed: Float[Array, "T K W"],
+        weight: Float[Array, "K W X"],
+        decay: Float32[Array, "T K G"],
+        beta: Float32[Array, "T K G"],
+        key_dim: int,
+        states: LayerStates,
+        rows: StateRows,
+    ) -> tuple[Float[Array, "T K G Y"], LayerStates]:
+        """The gated delta rule behind its convolution: (its outputs, the states with the rows)."""
+        values = decay.shape[2]
+        problem = GatedDeltaProblem(
+            operation="causal_conv",
+            rows=len(mixed),
+            dtype=str(mixed.dtype),
+            key_heads=mixed.shape[1] // self._mesh.size,
+            values_a_key=values,
+            key_dim=key_dim,
+            value_dim=(mixed.shape[2] - 2 * key_dim) // values,
+            page_size=states.keys.shape[2],
+            seqs=rows.slot.shape[0],
+        )
+
+        def run(operation: str, operands: tuple[Array, ...], shared: PartitionSpec) -> Any:
+            of_operation = dataclasses.replace(problem, operation=operation)
+            kernel = self._choose(of_operation).kernel
+            assert kernel is not None, "plain JAX takes every problem"
+            specs = (*(_HEADS for _ in operands[:1]), *(shared for _ in operands[1:]))
+            return self._run(
+                kernel,
+                of_operation,
+                (*operands, states, rows),
+                (*specs, STATES, _WHOLE),
+                lambda _: (_HEADS, STATES),
+            )
+
+        x, states = run("causal_conv", (mixed, weight), PartitionSpec(TENSOR_AXIS))
+        operands = (*split_mixed(x, key_dim), decay, beta)
+        return run("gated_delta", operands, _HEADS)
 
     def add_rms_norm(
         self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm

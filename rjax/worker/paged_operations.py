@@ -1,18 +1,19 @@
 """The operations of a step: KV in pages, attention by work list, kernels run on the mesh."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from rjax.batch.page_groups import PageGroups
 from rjax.models import HeadNorms, HeadOptions, KvScales, Rotary
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.gated_delta.states import LayerStates
 from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.pending import Partial, UnmergedAttention
 from rjax.pallas_kernels.residual.peers import Peers
@@ -46,6 +47,7 @@ class PagedOperations(DispatchedOperations):
         backend: attention and the dispatcher of the other kernels.
         mesh: the devices, with an axis ``tensor``.
         record, peers, early_weights: see `DispatchedOperations`.
+        states: the states of each layer that has them in place of KV.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class PagedOperations(DispatchedOperations):
         record: Callable[[Choice], None] | None = None,
         peers: Peers | None = None,
         *,
+        states: Sequence[LayerStates] = (),
         early_weights: bool = False,
     ) -> None:
         super().__init__(
@@ -71,6 +74,7 @@ class PagedOperations(DispatchedOperations):
         )
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
+        self.states = list(states)
         self._step = step
         self._groups = groups
         self._views = step.views()
@@ -143,6 +147,25 @@ class PagedOperations(DispatchedOperations):
             self._plans[group],
         )
         return out
+
+    def gated_delta(
+        self,
+        layer: int,
+        mixed: Float[Array, "T K W"],
+        weight: Float[Array, "K W X"],
+        decay: Float32[Array, "T K G"],
+        beta: Float32[Array, "T K G"],
+        key_dim: int,
+    ) -> Float[Array, "T K G Y"]:
+        """Convolve, and go through the layer's states; see ``rjax.models.Operations``."""
+        _, number = self._groups.layers[layer]
+        rows = self._step.states
+        assert rows is not None
+        found, states = self._through_states(
+            mixed, weight, decay, beta, key_dim, self.states[number], rows
+        )
+        self.states[number] = states
+        return found
 
     def _merged(self, h: Float[Array, "T ..."] | UnmergedAttention) -> Float[Array, "T ..."]:
         if not isinstance(h, UnmergedAttention):

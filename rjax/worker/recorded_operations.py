@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from rjax.models import (
     DecoderLayer,
@@ -25,6 +25,7 @@ from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.experts.base import ExpertsProblem, RouteProblem
+from rjax.pallas_kernels.gated_delta.base import GatedDeltaProblem
 from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.layer.base import LayerProblem, PostAttentionProblem
@@ -34,6 +35,10 @@ from rjax.pallas_kernels.residual.peers import Peers
 from rjax.worker.kernels import Choice, Dispatcher
 from rjax.worker.layer_kernels import Pools
 from rjax.worker.operations import DispatchedOperations
+from rjax.worker.pages.states import state_shapes
+from rjax.worker.step.state_rows import empty_state_rows
+
+_PAGE_SIZE = 64  # of the states, where the caller gives none
 
 
 class RecordedOperations(DispatchedOperations):
@@ -93,6 +98,33 @@ class RecordedOperations(DispatchedOperations):
         if not self._leaves_unmerged(T, heads):
             return out
         return UnmergedAttention(out, out, out[:, :, 0].astype("float32"), jnp.arange(T + 1))
+
+    def gated_delta(
+        self,
+        layer: int,
+        mixed: Float[Array, "T K W"],
+        weight: Float[Array, "K W X"],
+        decay: Float32[Array, "T K G"],
+        beta: Float32[Array, "T K G"],
+        key_dim: int,
+    ) -> Float[Array, "T K G Y"]:
+        """Zeros; the step is taken to have one row a sequence."""
+        del layer
+        page_size = self._page_size or _PAGE_SIZE
+        (T, K, W), G = mixed.shape, decay.shape[2]
+        values = G, (W - 2 * key_dim) // G
+        states = state_shapes(
+            (K, key_dim, *values),
+            taps=weight.shape[2],
+            num_states=1,
+            num_slots=1,
+            page_size=page_size,
+            dtype=mixed.dtype,
+        )
+        states = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), states)
+        rows = jax.tree.map(jnp.asarray, empty_state_rows(rows=T, seqs=T, page_size=page_size))
+        found, _ = self._through_states(mixed, weight, decay, beta, key_dim, states, rows)
+        return found
 
     @property
     def _positions(self) -> Int[Array, " T"]:
@@ -221,6 +253,13 @@ def _result(kernel: Kernel, problem: Problem, operands: tuple[Any, ...]) -> Any:
             return Routing(array(of_row, dtype=jnp.int32), array(of_row, dtype=jnp.float32))
         case ExpertsProblem():
             return partial(problem.depth)
+        case GatedDeltaProblem(operation="causal_conv"):
+            x, _, states, _ = operands
+            width = x.shape[2]
+            return array(problem.key_heads, width), states
+        case GatedDeltaProblem():
+            values = problem.key_heads, problem.values_a_key, problem.value_dim
+            return array(*values), operands[-2]
         case LayerProblem():
             return array(problem.depth), partial(problem.depth), *operands[5:7], None
         case PostAttentionProblem():

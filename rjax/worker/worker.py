@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Int, UInt32
+from jaxtyping import Int, UInt8, UInt32
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
@@ -30,6 +30,7 @@ from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.uses import step_kernels
 from rjax.worker.pages.mover import PageMover
 from rjax.worker.pages.sizing import num_host_pages, size_pool
+from rjax.worker.pages.states import read_state, write_state
 from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.programs.cache import CompiledPrograms, open_store
 from rjax.worker.programs.compile_process import lanes_starter
@@ -112,6 +113,7 @@ class Worker(StepWorker):
             itemsize=self._dtype.itemsize,
             max_model_len=plan.max_model_len,
             limits=limits,
+            dtype=self._dtype,
             kv_dtype=kv_dtype,
             mesh=mesh,
         )
@@ -119,9 +121,10 @@ class Worker(StepWorker):
             make_step_state(
                 model,
                 groups,
-                num_pages=self.pool.num_pages,
+                pool=self.pool,
                 page_size=page_size,
                 num_slots=limits.num_slots,
+                dtype=self._dtype,
                 kv_dtype=kv_dtype,
                 mesh=mesh,
                 peers=peers,
@@ -252,6 +255,15 @@ class Worker(StepWorker):
     def write_pages(self, pages: list[int], data: np.ndarray) -> None:
         self._queue.flush()
         self._state.set_pools(self._mover.write(self._state.pools, pages, data))
+
+    def read_state(self, page: int) -> UInt8[np.ndarray, " X"]:
+        self._queue.flush()
+        return read_state(self._state.arrays.states, page)
+
+    def write_state(self, page: int, data: UInt8[np.ndarray, " X"]) -> None:
+        self._queue.flush()
+        states = write_state(self._state.arrays.states, page, data)
+        self._state.arrays = dataclasses.replace(self._state.arrays, states=states)
 
     def is_ready(self, sequence: TokenSequence) -> bool:
         background = self._background

@@ -2,7 +2,8 @@
 
 A token is a function of the tokens before it, so that any mix-up of pages changes what a sequence
 says; the KV of a position is the hash of all tokens up to it. Layers with windows read only the
-positions in them, and only those pages have to be there.
+positions in them, and only those pages have to be there. The state behind a page is the hash of all
+tokens up to there; a slot knows what its sequence has computed.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from rjax.batch.page_hash import root_key
 from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.batch.step_limits import StepLimits, step_limits
 from rjax.batch.step_readout import HostLogprobs, StepReadout
-from rjax.batch.step_worker import PoolSize
+from rjax.batch.step_worker import PoolSize, StatePoolSize
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
@@ -35,10 +36,13 @@ class FakeWorker:
         num_host_pages: int = 0,
         limits: StepLimits | None = None,
         windows: tuple[int | None, ...] = (None,),
+        states: StatePoolSize | None = None,
     ) -> None:
         self.limits = limits or StepLimits(4, 7)
         self.num_decode_steps = 1
-        self.pool = PoolSize(num_pages, 1, windows)
+        self.pool = PoolSize(num_pages, 1, windows, states)
+        self.states = [None] * (states.num_states if states else 0)
+        self.tails = [None] * self.limits.num_slots
         self.num_host_pages = num_host_pages
         self.page_size = page_size
         self.vocab = vocab
@@ -110,6 +114,8 @@ class FakeWorker:
                         assert place not in written, "two sequences write one place"
                         written.add(place)
                         self.pages[place[0]][place[1]] = group, prefix
+        if self.states:
+            self._go_through_states(batch, tables[-1])
         drawn = np.full(len(batch), -1, np.int32)
         for b, item in enumerate(batch):
             sequence, tokens = item.sequence, self.truth[item.sequence]
@@ -125,6 +131,32 @@ class FakeWorker:
                 drawn[b] = next_token(tokens, sequence.index, self.vocab)
                 tokens.append(int(drawn[b]))
         return DispatchedStep(list(batch), drawn, PlanStats(0, 0, 0), 1)
+
+    def _go_through_states(self, batch, table):
+        """Each sequence goes on from its slot or a page, and leaves states at the ends of pages."""
+        S, written, read = self.page_size, set(), set()
+        for item in batch:
+            slot, start = item.sequence.slot, item.start
+            tokens = self.truth[item.sequence][: item.stop]
+            prefixes = [0]
+            for token in tokens:
+                prefixes.append(hash((prefixes[-1], token)))
+            if start % S:
+                assert self.tails[slot] == (start, prefixes[start]), "another's tail"
+            elif start:
+                page = table[slot, start // S - 1]
+                read.add(page)
+                assert page >= 0, "no state to go on from"
+                assert self.states[page] == prefixes[start], "another's state"
+            for number in range(start // S, item.stop // S):
+                page = table[slot, number]
+                assert page >= 0 or number < item.stop // S - 1, "the last state is lost"
+                if page >= 0:
+                    assert page not in written, "two sequences write one state"
+                    written.add(page)
+                    self.states[page] = prefixes[(number + 1) * S]
+            self.tails[slot] = item.stop, prefixes[-1]
+        assert not written & read, "a state is read in the step that writes it"
 
     def read(self, step) -> StepReadout:
         count = len(step.result)
@@ -146,6 +178,7 @@ def fake_engine(
     max_model_len=16,
     spare_rows=0,
     windows=(None,),
+    states=None,
     **options,
 ) -> LLMEngine:
     """An engine over a FakeWorker."""
@@ -157,7 +190,7 @@ def fake_engine(
     return LLMEngine(
         EngineParts(
             config=config,
-            worker=FakeWorker(num_pages, page_size, vocab, host, limits, windows),
+            worker=FakeWorker(num_pages, page_size, vocab, host, limits, windows, states),
             vocab_size=vocab,
             max_model_len=max_model_len,
             limits=limits,

@@ -70,10 +70,43 @@ def check(engine: LLMEngine) -> None:
             assert not s.pages
             assert not s.num_released
         else:
-            capacities = [len(pages) for pages in all_groups(engine, s)]
-            assert s.num_stored <= s.capacity == min(capacities) * blocks.page_size
+            capacities = [len(pages) * blocks.page_size for pages in all_groups(engine, s)]
+            if scheduler.states is not None:
+                capacities.append(scheduler.states.capacity(s))
+                assert s.num_computed <= s.capacity
+            else:
+                assert s.num_stored <= s.capacity
+            assert s.capacity == min(capacities)
     assert all(owner in scheduler.running for owner in blocks._pending.values())
     _check_keys(engine)
+    if scheduler.states is not None:
+        _check_states(engine)
+
+
+def _check_states(engine: LLMEngine) -> None:
+    """Every state has the owners that it counts; a sequence holds the state that it goes on from,
+    and of those before only what the step before the next one read or wrote."""
+    S, states, running = engine._page_size, engine._scheduler.states, engine._scheduler.running
+    held = {s: [page for page in s.states if page >= 0] for s in running}
+    owners = Counter(page for pages in held.values() for page in pages)
+    owners.update(p.state for p in engine._prefixes.pinned.all() if p.state is not None)
+    blocks = states.blocks
+    assert all(blocks.references(p) == owners[p] for p in range(blocks.num_pages))
+    assert blocks.counts().used == len(owners)
+    for s in running:
+        computed = s.num_computed // S
+        assert len(s.states) in (computed, computed + 1)
+        assert not computed or s.states[computed - 1] >= 0
+        assert all(page < 0 for page in s.states[: s.num_states_released])
+        for number, page in enumerate(s.states):
+            if number >= s.num_states_released:
+                assert states.table[s.slot, number] == page
+        writes = [page for page in s.states[s.num_states_registered :] if page >= 0]
+        assert all(owners[page] == 1 for page in writes), "a state has two writers"
+        shared = [page for page in held[s] if owners[page] > 1]
+        assert all(blocks._index.content(page) is not None for page in shared)
+    for s in [*engine._scheduler.waiting, *engine._scheduler.swapped]:
+        assert not s.states
 
 
 def all_groups(engine: LLMEngine, s: Sequence) -> list[list[int]]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rjax.batch.page_groups import pages_held
+from rjax.batch.step_worker import StatePoolSize
 from rjax.errors import OutOfMemoryError
 from rjax.sampling import SamplingParams
 
@@ -35,6 +36,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = None
 
     windows = ((None,),)  # choices, of each page group
+    has_states = False
 
     @initialize(
         pages=st.integers(8, 20),
@@ -44,8 +46,9 @@ class EngineMachine(RuleBasedStateMachine):
         page_size=st.sampled_from([2, 3, 4]),
         ahead=st.sampled_from([0, 1, 5]),
         choice=st.integers(0, 5),
+        states=st.builds(StatePoolSize, st.integers(2, 14), st.just(1), st.integers(1, 3)),
     )
-    def start(self, pages, host, preemption, caching, page_size, ahead, choice):
+    def start(self, pages, host, preemption, caching, page_size, ahead, choice, states):
         windows = self.windows[choice % len(self.windows)]
         least = pages_held(windows, LENGTH, page_size)
         self.engine = fake_engine(
@@ -56,6 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
             preemption=preemption,
             enable_prefix_caching=caching,
             max_num_prefill_ahead=ahead,
+            states=states if self.has_states else None,
         )
         self.asked = {}
         self.ended = {}
@@ -163,6 +167,9 @@ class EngineMachine(RuleBasedStateMachine):
         used = self.engine._blocks.counts().used
         assert used == len(set(self.engine.pinned_pages()))
         assert self.engine._scheduler.host.num_used == 0
+        if self.has_states:
+            pinned = {p.state for p in self.engine.prefixes()} - {None}
+            assert self.engine._scheduler.states.blocks.counts().used == len(pinned)
 
 
 TestEngineMachine = EngineMachine.TestCase
@@ -181,3 +188,13 @@ class WindowsMachine(EngineMachine):
 
 TestWindowsMachine = WindowsMachine.TestCase
 TestWindowsMachine.settings = TestEngineMachine.settings
+
+
+class StatesMachine(EngineMachine):
+    """The same with layers that have a state in place of KV."""
+
+    has_states = True
+
+
+TestStatesMachine = StatesMachine.TestCase
+TestStatesMachine.settings = TestEngineMachine.settings

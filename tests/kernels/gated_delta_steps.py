@@ -27,7 +27,7 @@ class Sizes:
     taps: int = 4
 
     @property
-    def W(self) -> int:
+    def W(self) -> int:  # noqa: N802
         return 2 * self.H + self.G * self.Y
 
 

@@ -111,6 +111,10 @@ class BlockManager:
         found = self._index.find(parent, tokens, self._new)
         return found[0] if found and found[1] == len(tokens) // 4 else None
 
+    def is_new(self, page: int) -> bool:
+        """Whether the present step computes the content of a cached page."""
+        return page in self._new
+
     def acquire(self, pages: Iterable[int]) -> None:
         """Take one more reference on each of these pages, used or cached."""
         for page in pages:

@@ -11,6 +11,7 @@ from rjax.batch.page_groups import first_page
 from rjax.batch.page_hash import group_key
 from rjax.batch.sequence import Sequence
 from rjax.engine.pages.block_manager import BlockManager
+from rjax.engine.pages.state_pages import StatePages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,10 +114,12 @@ class GroupPages:
     Args:
         blocks: pages of the pool.
         groups: the page groups.
+        states: states of the layers that have them in place of KV; None without such layers.
     """
 
     blocks: BlockManager
     groups: tuple[PageGroup, ...]
+    states: StatePages | None = None
 
     def __iter__(self) -> Iterator[PageGroup]:
         return iter(self.groups)
@@ -131,13 +134,15 @@ class GroupPages:
         for group, found in zip(self.groups, pages, strict=True):
             group.append(sequence, found)
         self.set_capacity(sequence)
-        self._set_next_release(sequence)
+        self.set_next_release(sequence)
 
     def release_unreached(self, sequence: Sequence) -> None:
         """Release the pages that the next token of the sequence does not reach."""
         for group in self.groups:
             group.release_unreached(sequence)
-        self._set_next_release(sequence)
+        if self.states is not None:
+            self.states.release_unreached(sequence)
+        self.set_next_release(sequence)
 
     def extend(self, sequence: Sequence, stop: int) -> int:
         """Allocate pages for the tokens up to ``stop``; returns up to where there were enough."""
@@ -145,17 +150,24 @@ class GroupPages:
             return stop
         number = -(-stop // self.blocks.page_size)
         short = [group for group in self.groups if len(sequence.pages[group.index]) < number]
-        count = number - len(sequence.pages[short[0].index])
-        count = min(count, self.blocks.num_available // len(short))
-        for group in short:
-            fresh = self.blocks.allocate(count)
-            assert fresh is not None
-            group.append(sequence, fresh)
+        if short:
+            count = number - len(sequence.pages[short[0].index])
+            count = min(count, self.blocks.num_available // len(short))
+            for group in short:
+                fresh = self.blocks.allocate(count)
+                assert fresh is not None
+                group.append(sequence, fresh)
+        if self.states is not None:
+            in_pages = min(map(len, sequence.pages)) * self.blocks.page_size
+            self.states.extend(sequence, min(stop, in_pages))
         self.set_capacity(sequence)
+        self.set_next_release(sequence)
         return min(stop, sequence.capacity)
 
     def release(self, sequence: Sequence) -> None:
         """Release all pages of a sequence."""
+        if self.states is not None:
+            self.states.release(sequence)
         for pages, gone in zip(sequence.pages, sequence.num_released, strict=True):
             self.blocks.release(pages[gone:])
         sequence.pages, sequence.num_released = [], []
@@ -163,6 +175,8 @@ class GroupPages:
     def set_capacity(self, sequence: Sequence) -> None:
         """Set the tokens that the pages of a sequence can hold."""
         sequence.capacity = min(map(len, sequence.pages)) * self.blocks.page_size
+        if self.states is not None:
+            sequence.capacity = min(sequence.capacity, self.states.capacity(sequence))
 
     def longest(self, keys: list[bytes], longest: int, num_tokens: int) -> int:
         """How many leading pages of a chain can serve a sequence of ``num_tokens`` tokens.
@@ -184,22 +198,28 @@ class GroupPages:
             end = missing  # a token after it that reaches it cannot be the next one
         return end
 
-    def _set_next_release(self, sequence: Sequence) -> None:
+    def set_next_release(self, sequence: Sequence) -> None:
+        """Set the computed tokens from which it needs a page or a state less."""
         sequence.next_release_at = min(
             group.next_release_at(sequence.num_released[group.index]) for group in self.groups
         )
+        if self.states is not None:
+            of_states = self.states.next_release_at(sequence)
+            sequence.next_release_at = min(sequence.next_release_at, of_states)
 
 
 def make_groups(
     blocks: BlockManager,
     windows: tuple[int | None, ...],
     tables: Int[np.ndarray, "groups slots M"],
+    states: StatePages | None = None,
 ) -> GroupPages:
     """The page groups with these windows and page tables."""
     groups = zip(windows, tables, strict=True)
     return GroupPages(
         blocks,
         tuple(PageGroup(i, window, blocks, table) for i, (window, table) in enumerate(groups)),
+        states,
     )
 
 

@@ -18,11 +18,14 @@ class PrefixMatch:
             reach. A partial page, if there is one, is the last of them.
         host_slots: host slots of the pages after ``pages``, in each page group.
         num_tokens: leading tokens of the sequence whose KV all these hold.
+        num_states: leading pages of tokens that need not be computed; None where all whose KV is
+            held need not, because no layer has a state.
     """
 
     pages: list[list[int]]
     host_slots: list[list[int]]
     num_tokens: int = 0
+    num_states: int | None = None
 
     def has_partial_page(self, page_size: int) -> bool:
         """Whether the last page of each group is a device page that is filled in part."""
@@ -74,7 +77,7 @@ class PrefixMatcher:
         leader = sequence.leader
         fresh = leader is not sequence and not sequence.output_token_ids
         if fresh and leader.status is SequenceStatus.RUNNING:
-            if leader.num_stored < len(sequence.prompt_token_ids):
+            if min(leader.num_stored, leader.num_computed + 1) < len(sequence.prompt_token_ids):
                 return None
             forked = self._fork(sequence, leader)
             if forked is not None:
@@ -97,7 +100,7 @@ class PrefixMatcher:
         """
         S, most = self.blocks.page_size, sequence.most_cached
         if not (self.caching and most):
-            return self._matched([[] for _ in self.groups], 0)
+            return self._matched([[] for _ in self.groups], 0, 0 if self.groups.states else None)
         if sequence.awaited is not None and self.blocks.is_pending(sequence.awaited):
             return None
         keys = self._keys(sequence)[: most // S]
@@ -108,6 +111,12 @@ class PrefixMatcher:
             if number < len(keys) and self.blocks.is_pending(keys[number]):
                 sequence.awaited = keys[number]
                 return None
+        num_states = None
+        if self.groups.states is not None:
+            num_states = self.groups.states.longest(sequence, keys, end)
+            if num_states is None:
+                return None
+            partial = False  # what follows the state is computed again
         last_pages, count = self._partial_pages(sequence, end) if partial else ([], 0)
         tokens = end * S + count
         position = min(tokens, sequence.num_tokens - 1)
@@ -116,10 +125,12 @@ class PrefixMatcher:
         assert tokens <= most
         for found, last in zip(held, last_pages, strict=False):
             found.append(last)
-        return self._matched(held, tokens)
+        return self._matched(held, tokens, num_states)
 
-    def _matched(self, pages: list[list[int]], num_tokens: int) -> PrefixMatch:
-        return PrefixMatch(pages, [[] for _ in self.groups], num_tokens)
+    def _matched(
+        self, pages: list[list[int]], num_tokens: int, num_states: int | None = None
+    ) -> PrefixMatch:
+        return PrefixMatch(pages, [[] for _ in self.groups], num_tokens, num_states)
 
     def _partial_pages(self, sequence: Sequence, number: int) -> tuple[list[int], int]:
         """Pages of this number, of each page group, and the leading tokens that all of them hold;
@@ -141,7 +152,9 @@ class PrefixMatcher:
 
     def _fork(self, sequence: Sequence, leader: Sequence) -> PrefixMatch | None:
         """The pages of a running sibling that has the whole prompt; None if it has released some
-        that are not cached any more."""
+        that are not cached any more, or has states, which are past the prompt."""
+        if self.groups.states is not None:
+            return None
         length = len(sequence.prompt_token_ids)
         full = length // self.blocks.page_size
         held = []

@@ -6,6 +6,7 @@ from rjax.batch.page_hash import block_bytes, group_key
 from rjax.batch.sequence import Sequence
 from rjax.engine.pages.block_manager import BlockManager
 from rjax.engine.pages.groups import pages_numbered
+from rjax.engine.pages.state_pages import StatePages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -15,10 +16,12 @@ class PageRegistrar:
     Attributes:
         blocks: pages of the pool.
         caching: whether there is a prefix cache.
+        states: states of the layers that have them in place of KV; None without such layers.
     """
 
     blocks: BlockManager
     caching: bool
+    states: StatePages | None = None
 
     def full_pages(self, sequence: Sequence) -> None:
         """Register the full pages of known tokens of a running sequence."""
@@ -27,6 +30,8 @@ class PageRegistrar:
         S = self.blocks.page_size
         full = min(sequence.num_stored, sequence.num_known) // S
         if full <= sequence.num_registered:
+            if self.states is not None:
+                self.states.register(sequence)
             return
         hashes = sequence.hashes
         if len(hashes.keys) < full:
@@ -37,6 +42,8 @@ class PageRegistrar:
                 key, parent = group_key(hashes.keys[n], group), group_key(hashes.parent(n), group)
                 self.blocks.register(page, key, parent, hashes.blocks[n], first=n == 0)
         sequence.num_registered = full
+        if self.states is not None:
+            self.states.register(sequence)
 
     def partial_page(self, sequence: Sequence, known: int) -> None:
         """Register its full pages and the tokens after them, up to position ``known``."""

@@ -33,11 +33,13 @@ class Swapper:
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Copy the pages of a running sequence to the host if that is cheaper than to recompute
-        them, and they fit.
+        them, and they fit; never those of a model with states.
 
         Returns:
             Whether it was done. ``host_slots`` and ``num_saved`` of the sequence are set then.
         """
+        if self.groups.states is not None:
+            return False  # its states stay cached, and it computes what follows them again
         keys, wanted = sequence.hashes.keys[: sequence.num_registered], []
         tokens = sequence.num_stored
         for group in self.groups:

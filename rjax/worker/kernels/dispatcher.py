@@ -3,6 +3,7 @@
 import dataclasses
 
 from rjax.pallas_kernels.experts.kernels import KERNELS as EXPERTS_KERNELS
+from rjax.pallas_kernels.gated_delta.kernels import KERNELS as DELTA_KERNELS
 from rjax.pallas_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from rjax.pallas_kernels.kernel import DeviceInfo, Kernel, Problem, registered_kernels
 from rjax.pallas_kernels.layer.kernels import KERNELS as LAYER_KERNELS
@@ -45,7 +46,7 @@ class Dispatcher:
 
         Those from `register_kernel` come first, plain JAX comes last.
         """
-        of_layers = (*LAYER_KERNELS, *GEMM_KERNELS, *EXPERTS_KERNELS)
+        of_layers = (*LAYER_KERNELS, *GEMM_KERNELS, *EXPERTS_KERNELS, *DELTA_KERNELS)
         kernels = (*registered_kernels(), *of_layers, *RESIDUAL_KERNELS, *ROPE_KERNELS)
         return cls(
             backend,

@@ -60,7 +60,8 @@ def step_kernels(
     peers: Peers | None = None,
 ) -> list[KernelUse]:
     """The kernel of each operation in a step of ``rows`` rows; nothing is computed or compiled."""
-    kinds = {model.has_experts(i): i for i in reversed(range(model.num_layers))}
+    layers = reversed(range(model.num_layers))
+    kinds = {(model.has_experts(i), model.is_linear(i)): i for i in layers}
     choices = [
         choice
         for first in sorted(kinds.values())

@@ -1,5 +1,6 @@
 """How many pages the KV pool gets, and how many tokens they hold."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -8,13 +9,14 @@ from jax.sharding import Mesh
 
 from rjax.batch.page_groups import pages_held, tokens_held
 from rjax.batch.step_limits import StepLimits
-from rjax.batch.step_worker import PoolSize
+from rjax.batch.step_worker import PoolSize, StatePoolSize
 from rjax.config import CacheSettings, EngineConfig
 from rjax.config.memory_sizes import available_memory, host_memory
 from rjax.errors import OutOfMemoryError
 from rjax.models import ModelConfig
 from rjax.worker.memory import MAX_UTILIZATION, workspace_bytes
 from rjax.worker.pages.pools import page_bytes
+from rjax.worker.pages.states import state_bytes
 from rjax.worker.step.shape import ShapeTable, StepShape
 
 _CPU_SHARE = 0.1  # of the host's memory: other programs need the rest
@@ -22,6 +24,8 @@ _CPU_BYTES = 2**30  # unless a sequence of full length needs more
 _FREE_SHARE = 0.5  # of the free part of it
 _GPU_STEPS = 64  # sizes between two powers of two: rounding loses 1/64 at most
 _CPU_STEPS = 8
+_STATES_SHARE = 0.5  # of a GPU's memory for KV and states
+_CPU_STATE_BYTES = 2**28
 _MAX_HOST_POOLS = 8  # host pages, as a multiple of the pages on the device
 
 
@@ -33,6 +37,7 @@ def size_pool(
     itemsize: int,
     max_model_len: int,
     limits: StepLimits,
+    dtype: jnp.dtype,
     kv_dtype: jnp.dtype,
     mesh: Mesh,
 ) -> PoolSize:
@@ -44,14 +49,27 @@ def size_pool(
     bytes_per_page = page_bytes(model, largest.groups, settings.page_size, kv_dtype)
     windows = largest.groups.windows
     device = mesh.devices.flat[0]
-    if settings.num_pages is not None:
-        pool = PoolSize(settings.num_pages, bytes_per_page, windows)
-        check_pool_fits(pool, memory=device.memory_stats(), num_devices=mesh.size)
-        return pool
     workspace = workspace_bytes(
         model, largest, itemsize=itemsize, num_slots=limits.num_slots, num_devices=mesh.size
     )
-    return fit_pool(
+    states, of_slots = None, 0
+    if model.linear is not None:
+        states, of_slots = _size_states(
+            settings,
+            model,
+            largest=largest,
+            num_slots=limits.num_slots,
+            dtype=dtype,
+            memory=device.memory_stats(),
+            num_devices=mesh.size,
+            workspace_bytes=workspace,
+        )
+        workspace += (states.num_states * states.state_bytes + of_slots) // mesh.size
+    if settings.num_pages is not None:
+        pool = PoolSize(settings.num_pages, bytes_per_page, windows, states)
+        check_pool_fits(pool, memory=device.memory_stats(), num_devices=mesh.size)
+        return pool
+    pool = fit_pool(
         bytes_per_page=bytes_per_page,
         page_size=settings.page_size,
         max_model_len=max_model_len,
@@ -62,6 +80,53 @@ def size_pool(
         workspace_bytes=workspace,
         windows=windows,
     )
+    return dataclasses.replace(pool, states=states)
+
+
+def _size_states(
+    settings: CacheSettings,
+    model: ModelConfig,
+    *,
+    largest: StepShape,
+    num_slots: int,
+    dtype: jnp.dtype,
+    memory: Mapping[str, int] | None,
+    num_devices: int,
+    workspace_bytes: int,
+) -> tuple[StatePoolSize, int]:
+    """(the pool of states, bytes of the slots' tails over all devices).
+
+    On a GPU, states get half of what the KV pool would get without them, on a CPU a quarter of a
+    GiB. They never get more than two for each slot and a snapshot at every ``kv_split_size`` tokens
+    of one sequence of full length a slot, nor less than two for each slot that fit at least once.
+
+    Raises:
+        OutOfMemoryError: not even one sequence fits.
+    """
+    S = settings.page_size
+    of_page, of_slot = state_bytes(model, page_size=S, dtype=dtype)
+    of_slots = num_slots * of_slot
+    split = largest.kv_split_size
+    longest = largest.table_pages * S
+    most = num_slots * (2 + longest // split)
+    if settings.num_states is not None:
+        return StatePoolSize(settings.num_states, of_page, split // S), of_slots
+    if memory and "bytes_limit" in memory:
+        utilization = settings.gpu_memory_utilization
+        budget = _gpu_budget(memory, num_devices, utilization, workspace_bytes) - of_slots
+        budget = int(budget * _STATES_SHARE)
+    else:
+        budget = _CPU_STATE_BYTES
+    count = min(most, max(0, budget // of_page))
+    if not (memory and "bytes_limit" in memory):
+        count = max(count, min(most, 2 * num_slots + 2))
+    if count < 2:
+        raise OutOfMemoryError(
+            f"{max(budget, 0) / 2**20:.0f} MiB are left for states, of which a sequence needs 2 of "
+            f"{of_page / 2**20:.0f} MiB: lower max_num_seqs or max_num_batched_tokens, raise "
+            "gpu_memory_utilization or tensor_parallel_size"
+        )
+    return StatePoolSize(round_down(count, _GPU_STEPS), of_page, split // S), of_slots
 
 
 def num_host_pages(settings: CacheSettings, pool: PoolSize) -> int:
@@ -240,6 +305,21 @@ def gpu_pool_tokens(
         num_slots=limits.num_slots,
         num_devices=num_devices,
     )
+    if model.linear is not None:
+        try:
+            states, of_slots = _size_states(
+                cache,
+                model,
+                largest=shapes.largest,
+                num_slots=limits.num_slots,
+                dtype=dtype,
+                memory=memory,
+                num_devices=num_devices,
+                workspace_bytes=workspace,
+            )
+        except OutOfMemoryError:
+            return 0
+        workspace += (states.num_states * states.state_bytes + of_slots) // num_devices
     pages = gpu_pool_pages(
         cache,
         page_bytes(model, groups, cache.page_size, kv_dtype),

@@ -20,6 +20,7 @@ from rjax.worker.step.input import StepInput
 from rjax.worker.step.layout import PackedLayouts
 from rjax.worker.step.prepare import build_step_input, check_step_input, mean_stats, write_group
 from rjax.worker.step.shape import StepShape
+from rjax.worker.step.state_rows import write_state_rows
 
 COALESCED_STEPS = 16
 """Steps that a plan for many sequences serves at least where splits are coalesced, unless a window
@@ -239,6 +240,15 @@ class StepInputBuilder:
                 positions=positions,
             )
             group.plan.lists[0].kv_stop[growing] += 1
+        if fields.states is not None:
+            write_state_rows(
+                fields.states,
+                tables[-1],
+                page_size=shape.page_size,
+                slots=slots,
+                start=positions,
+                stop=stops,
+            )
         self._check(fields, ordered, shape)
         stats = tuple(
             [

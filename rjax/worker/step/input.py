@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
+from rjax.pallas_kernels.gated_delta.states import StateRows
 
 type IntArray = Array | np.ndarray
 
@@ -74,6 +75,7 @@ class StepInput:
         slots: sampler slot of each sequence.
         live: 1 where the sequence samples a token in this step.
         table_pages: M, the width of a page table.
+        states: the rows as layers with states take them; None for a model without such layers.
     """
 
     tokens: Int[IntArray, " T"]
@@ -84,6 +86,7 @@ class StepInput:
     slots: Int[IntArray, " B"]
     live: Int[IntArray, " B"]
     table_pages: int
+    states: StateRows | None = None
 
     @property
     def plans(self) -> tuple[AttentionPlan, ...]:
@@ -106,19 +109,18 @@ class StepInput:
         """(the arrays, the width of a page table)."""
         rows = self.tokens, self.token_slot, self.positions
         pages = tuple([group[:-1] for group in self.groups])
-        sequences = self.sample_row, self.slots, self.live
+        sequences = self.sample_row, self.slots, self.live, self.states
         return (*rows, pages, *sequences, self.plans), self.table_pages
 
     @classmethod
     def tree_unflatten(cls, table_pages: int, arrays: tuple[Any, ...]) -> "StepInput":
         """The inverse of ``tree_flatten``."""
-        tokens, token_slot, positions, pages, sample_row, slots, live, plans = arrays
+        tokens, token_slot, positions, pages, sample_row, slots, live, states, plans = arrays
         groups = tuple(
             [
                 GroupInput(kv_slots, page_ids, first_page, plan)
                 for (kv_slots, page_ids, first_page), plan in zip(pages, plans, strict=True)
             ]
         )
-        return cls(
-            tokens, token_slot, positions, groups, sample_row, slots, live, table_pages=table_pages
-        )
+        rows, sequences = (tokens, token_slot, positions), (sample_row, slots, live)
+        return cls(*rows, groups, *sequences, table_pages=table_pages, states=states)

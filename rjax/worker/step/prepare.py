@@ -8,8 +8,10 @@ from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.pallas_kernels.attention.plan.check import check_values, check_writes
 from rjax.pallas_kernels.attention.plan.host import PlanStats, Sharing, plan_attention
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan
+from rjax.pallas_kernels.gated_delta.states import StateRows
 from rjax.worker.step.input import GroupInput, StepInput
 from rjax.worker.step.shape import StepShape
+from rjax.worker.step.state_rows import empty_state_rows, write_state_rows
 
 
 def build_step_input(
@@ -22,8 +24,8 @@ def build_step_input(
 
     Args:
         batch: the running sequences.
-        tables: page table of each page group; row s lists the pages of the sequence in slot s.
-            Entries of pages that it does not hold are ignored.
+        tables: page table of each page group, and that of the states; row s lists the pages of the
+            sequence in slot s. Entries of pages that it does not hold are ignored.
         shape: shapes of the compiled step.
         sharing: which shared pages attention reads once.
 
@@ -80,13 +82,14 @@ def build_step_input(
         slots=_padded(slots, shape.seqs, 0),
         live=_padded(samples, shape.seqs, 0),
         table_pages=shape.table_pages,
+        states=_state_rows(tables, shape, slots, start, stop),
     )
     return step_input, tuple(stats)
 
 
 def empty_input(shape: StepShape) -> StepInput:
     """The input of a step without sequences."""
-    tables = np.zeros((len(shape.groups.windows), 1, shape.table_pages), np.int32)
+    tables = np.zeros((shape.groups.num_tables, 1, shape.table_pages), np.int32)
     empty, _ = build_step_input([], tables, shape, "off")
     return empty
 
@@ -167,6 +170,22 @@ def check_step_input(
                 sliding_window=kind.window,
             )
             check_writes(kv_slots, num_pages=num_pages, page_size=shape.page_size)
+
+
+def _state_rows(
+    tables: Int[np.ndarray, "groups slots pages"],
+    shape: StepShape,
+    slots: Int[np.ndarray, " A"],
+    start: Int[np.ndarray, " A"],
+    stop: Int[np.ndarray, " A"],
+) -> StateRows | None:
+    if not shape.groups.num_state_layers:
+        return None
+    found = empty_state_rows(rows=shape.rows, seqs=shape.seqs, page_size=shape.page_size)
+    write_state_rows(
+        found, tables[-1], page_size=shape.page_size, slots=slots, start=start, stop=stop
+    )
+    return found
 
 
 def _empty_group(kind: GroupKind, shape: StepShape, plan: AttentionPlan) -> GroupInput:

@@ -69,6 +69,7 @@ def compile_step(
             mesh,
             choices.append,
             state.peers,
+            states=state.states,
             early_weights=EARLY_STARTS,  # they are ``leaves``
         )
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
@@ -89,7 +90,8 @@ def compile_step(
         if traced is not None:
             traced(choices)
         pools = operations.k_pages, operations.v_pages
-        written = StepState(*pools, sampling, last_tokens, operations.peers)
+        kept = operations.peers, operations.states
+        written = StepState(*pools, sampling, last_tokens, *kept)
         return written, dataclasses.replace(result, logits=logits, hidden=hidden)
 
     return jax.jit(step, donate_argnums=1)

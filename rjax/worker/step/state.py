@@ -11,10 +11,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from rjax.batch.page_groups import PageGroups
+from rjax.batch.step_worker import PoolSize
 from rjax.models import ModelConfig
+from rjax.pallas_kernels.gated_delta.states import LayerStates
 from rjax.pallas_kernels.residual.peers import Peers
 from rjax.sampling import SamplingState, SlotRow, admit, init_state
 from rjax.worker.pages.pools import Pools, make_pools
+from rjax.worker.pages.states import make_states
 
 
 @no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
@@ -28,6 +31,7 @@ class StepState:
         sampling: a row for each slot.
         last_tokens: the token last sampled for each slot, input of the next step.
         peers: exchange buffers of the mesh; None without.
+        states: the states of each layer that has them in place of KV.
     """
 
     k_pages: list[Float[Array, "P K S H"]]
@@ -35,6 +39,7 @@ class StepState:
     sampling: SamplingState
     last_tokens: Int[Array, " slots"]
     peers: Peers | None = None
+    states: list[LayerStates] = dataclasses.field(default_factory=list)
 
 
 class DeviceState:
@@ -84,17 +89,28 @@ def make_step_state(
     model: ModelConfig,
     groups: PageGroups,
     *,
-    num_pages: int,
+    pool: PoolSize,
     page_size: int,
     num_slots: int,
+    dtype: jnp.dtype,
     kv_dtype: jnp.dtype,
     mesh: Mesh,
     peers: Peers | None = None,
 ) -> StepState:
     """Empty pools and empty slots on the devices of the mesh, and its exchange buffers."""
-    k_pages, v_pages = make_pools(model, groups, num_pages, page_size, kv_dtype, mesh)
+    k_pages, v_pages = make_pools(model, groups, pool.num_pages, page_size, kv_dtype, mesh)
+    states: list[LayerStates] = []
+    if pool.states is not None:
+        states = make_states(
+            model,
+            num_states=pool.states.num_states,
+            num_slots=num_slots,
+            page_size=page_size,
+            dtype=dtype,
+            mesh=mesh,
+        )
     sampling, last_tokens = jax.device_put(
         (init_state(num_slots, model.vocab_size), jnp.zeros(num_slots, jnp.int32)),
         NamedSharding(mesh, PartitionSpec()),
     )
-    return StepState(k_pages, v_pages, sampling, last_tokens, peers)
+    return StepState(k_pages, v_pages, sampling, last_tokens, peers, states)
