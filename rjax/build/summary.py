@@ -48,6 +48,7 @@ def engine_summary(
         + _copies(model.config)
         + ")"
         + _windows(pool, model.config),
+        **_states(pool, page_size),
         "batch": f"{limits.max_num_seqs:,} sequences, {limits.max_num_batched_tokens:,} tokens a "
         "step",
         "decode steps": _decode_steps(num_decode_steps),
@@ -61,6 +62,18 @@ def engine_summary(
             devices=devices,
             step_rows=[shape.rows for shape in plan.shapes.all],
         ),
+    }
+
+
+def _states(pool: PoolSize, page_size: int) -> dict[str, str]:
+    """The pool of states of a model with linear attention."""
+    if pool.states is None:
+        return {}
+    count, size = pool.states.num_states, pool.states.state_bytes
+    snapshot = pool.states.snapshot_pages * page_size
+    return {
+        "states": f"{count:,} of {size / 2**20:,.1f} MiB, {count * size / GIB:.2f} GiB; a snapshot "
+        f"at every {snapshot:,} tokens of a prompt, and where prompts part"
     }
 
 

@@ -96,6 +96,11 @@ def prepare(
             devices cannot share the model.
     """
     config = model.config
+    if config.linear is not None:
+        raise InvalidConfigError(
+            f"{config.architecture} has linear attention, whose states only an engine keeps: use "
+            "rjax.LLM"
+        )
     if not 2 <= max_context <= config.default_length:
         raise InvalidConfigError(
             f"max_context is {max_context}; this model takes from 2 to "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rjax.errors import OutOfMemoryError
-from rjax.models import ExpertsConfig, ModelConfig
+from rjax.models import ExpertsConfig, LinearAttentionConfig, ModelConfig
 from rjax.pallas_kernels.experts.work_list import max_tiles, tile_rows
 from rjax.worker.step.shape import StepShape
 
@@ -52,6 +52,8 @@ def workspace_bytes(
         sizes = model.latent.axis_sizes
         stream += T * (sizes.get("Q", 0) + sizes["Y"]) * both
         sharded += T * model.num_heads * (sizes["W"] + sizes["E"]) * both
+    if model.linear is not None:
+        sharded += _states_bytes(model.linear, shape, both)
     if model.experts is not None:
         stream += _experts_bytes(model.experts, T, D, itemsize)
         hidden = _pair_slots(model.experts, T) * 3 * model.experts.width * both
@@ -67,6 +69,14 @@ def workspace_bytes(
     dequantised = 2 * D * F * both if model.schemes else 0
     logits = (_LOGITS_COPIES * B + _PROMPT_ROWS + num_slots) * V * _FLOAT32
     return stream + (sharded + partials + dequantised) // num_devices + logits + _PROGRAM_BYTES
+
+
+def _states_bytes(linear: LinearAttentionConfig, shape: StepShape, both: int) -> int:
+    """Bytes of a layer of linear attention: its projections, and a page of each head."""
+    S = shape.page_size
+    of_row = linear.key_heads * (linear.mixed_dim + linear.values_dim)
+    of_page = S * (4 * (2 * linear.value_dim + 4 * linear.key_dim) + 3 * S)
+    return shape.rows * of_row * 2 * both + linear.value_heads * of_page * _FLOAT32
 
 
 def _pair_slots(experts: ExpertsConfig, rows: int) -> int:

@@ -262,7 +262,7 @@ class DispatchedOperations(Operations):
             )
 
         x, states = run("causal_conv", (mixed, weight), PartitionSpec(TENSOR_AXIS))
-        operands = (*split_mixed(x, key_dim), decay, beta)
+        operands = (*split_mixed(x, key_dim, values), decay, beta)
         return run("gated_delta", operands, _HEADS)
 
     def add_rms_norm(

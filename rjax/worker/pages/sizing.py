@@ -12,7 +12,7 @@ from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize, StatePoolSize
 from rjax.config import CacheSettings, EngineConfig
 from rjax.config.memory_sizes import available_memory, host_memory
-from rjax.errors import OutOfMemoryError
+from rjax.errors import InvalidConfigError, OutOfMemoryError
 from rjax.models import ModelConfig
 from rjax.worker.memory import MAX_UTILIZATION, workspace_bytes
 from rjax.worker.pages.pools import page_bytes
@@ -130,7 +130,20 @@ def _size_states(
 
 
 def num_host_pages(settings: CacheSettings, pool: PoolSize) -> int:
-    """Pages of host memory that preempted sequences can be swapped to."""
+    """Pages of host memory that preempted sequences can be swapped to.
+
+    None with states: a preempted sequence goes on from the last one that is cached.
+
+    Raises:
+        InvalidConfigError: swapping is asked for, and the model has states.
+    """
+    if pool.states is not None:
+        if settings.preemption == "swap":
+            raise InvalidConfigError(
+                'preemption is "swap"; a preempted sequence of a model with linear attention goes '
+                'on from its last cached state: choose "auto" or "recompute"'
+            )
+        return 0
     return min(settings.swap_bytes // pool.page_bytes, _MAX_HOST_POOLS * pool.num_pages)
 
 
