@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Float32, Int
 
 from rjax.pallas_kernels.gated_delta.states import CARRIED, LayerStates, StateRows
@@ -57,100 +56,106 @@ def gated_delta(
 ) -> tuple[Float[Array, "T K G Y"], LayerStates]:
     """Outputs of the rows in v's dtype, and the states with the rows added.
 
-    Everything is computed in float32, a page at once: what a token gets does not depend on how many
-    tokens of its page are computed in the same step. Padding rows get 0.
+    Everything is computed in float32, one whole page after the other: what a token gets does not
+    depend on how many tokens of its page are computed in the same step. Padding rows get 0.
     """
     S, T = layer.keys.shape[2], len(q)
-    live = jnp.asarray(rows.item_sequence) >= 0
-    slot = jnp.asarray(rows.slot)[jnp.maximum(rows.item_sequence, 0)]
     offset = jnp.arange(S)
-    start, stop = jnp.asarray(rows.start)[:, None], jnp.asarray(rows.stop)[:, None]
-    row = jnp.asarray(rows.item_row)[:, None] + offset - start
-    new = (offset >= start) & (offset < stop) & live[:, None]
-    row = jnp.where(new, row, T)
+    rows = StateRows(*map(jnp.asarray, rows))
+    slot_of_item = rows.slot[jnp.maximum(rows.item_sequence, 0)]
 
-    def page(of_rows: Array, of_slots: Array) -> Array:
-        """[I, ..., S, ...] of all tokens of each item's page, 0 behind ``stop``; S is axis 1."""
-        found = of_rows.at[row].get(mode="fill", fill_value=0)
-        shape = (len(row), S, *(1,) * (found.ndim - 2))
-        before = jnp.where((offset < start).reshape(shape), of_slots[slot], 0)
-        return jnp.where(new.reshape(shape), found, before).astype(jnp.float32)
+    def item(carry: tuple[Any, ...], each: tuple[Array, ...]) -> tuple[Any, None]:
+        out, layer, state = carry
+        row, sequence, slot, start, stop, read_page, write_page = each
+        new = (offset >= start) & (offset < stop) & (sequence >= 0)
+        row = jnp.where(new, row + offset - start, T)
 
-    keys = page(k, jnp.moveaxis(layer.keys, 2, 1))
-    values = page(v, jnp.moveaxis(layer.values, 3, 1))
-    gates = page(jnp.stack([decay, beta], -1), jnp.moveaxis(layer.gates, 4, 1))
-    queries = page(q, jnp.zeros((1, S, *q.shape[1:]), q.dtype)) * q.shape[-1] ** -0.5
-    out, updates, states = _chunks(queries, keys, values, gates, layer.states, rows)
-    out = jnp.zeros_like(v).at[row].set(out.astype(v.dtype), mode="drop")
-    target = jnp.where(new, slot[:, None], len(layer.keys))
+        def page(of_rows: Array, pool: Array | None = None, axis: int = 0) -> Array:
+            """The tokens of the page, [S, ...] in float32; 0 behind ``stop``."""
+            found = of_rows.at[row].get(mode="fill", fill_value=0)
+            if pool is not None:
+                shape = (S, *(1,) * (found.ndim - 1))
+                before = jnp.where(
+                    (offset < start).reshape(shape), jnp.moveaxis(pool[slot], axis, 0), 0
+                )
+                found = jnp.where(new.reshape(shape), found, before)
+            return found.astype(jnp.float32)
 
-    def stored(pool: Array, axis: int, of_items: Array) -> Array:
-        moved = jnp.moveaxis(pool, axis, 1)
-        moved = moved.at[target, offset].set(of_items.astype(pool.dtype), mode="drop")
-        return jnp.moveaxis(moved, 1, axis)
+        keys, values = page(k, layer.keys, 1), page(v, layer.values, 2)
+        gates = page(jnp.stack([decay, beta], -1), layer.gates, 3)
+        stored = jnp.where(read_page >= 0, layer.states[jnp.maximum(read_page, 0)], 0)
+        state = jnp.where(read_page == CARRIED, state, stored)
+        found, updates, state = _page(page(q), keys, values, gates, state)
+        out = out.at[row].set(found.astype(out.dtype), mode="drop")
+        target = jnp.where(write_page >= 0, write_page, len(layer.states))
+        place = jnp.where(new, offset, S)
 
-    layer = dataclasses.replace(
-        layer,
-        states=states,
-        keys=stored(layer.keys, 2, keys),
-        values=stored(layer.values, 3, values),
-        updates=stored(layer.updates, 3, updates),
-        gates=stored(layer.gates, 4, gates),
-    )
+        def tail(pool: Array, axis: int, of_page: Array) -> Array:
+            moved = jnp.moveaxis(pool, axis, 1)
+            moved = moved.at[slot, place].set(of_page.astype(pool.dtype), mode="drop")
+            return jnp.moveaxis(moved, 1, axis)
+
+        layer = dataclasses.replace(
+            layer,
+            states=layer.states.at[target].set(state, mode="drop"),
+            keys=tail(layer.keys, 2, keys),
+            values=tail(layer.values, 3, values),
+            updates=tail(layer.updates, 3, updates),
+            gates=tail(layer.gates, 4, gates),
+        )
+        return (out, layer, state), None
+
+    of_items = rows.start, rows.stop, rows.read_page, rows.write_page
+    items = (rows.item_row, rows.item_sequence, slot_of_item, *of_items)
+    carry = jnp.zeros_like(v), layer, jnp.zeros_like(layer.states[0])
+    (out, layer, _), _ = lax.scan(item, carry, items)
     return out, layer
 
 
-def _chunks(
-    q: Float32[Array, "I S K H"],
-    k: Float32[Array, "I S K H"],
-    v: Float32[Array, "I S K G Y"],
-    gates: Float32[Array, "I S K G 2"],
-    states: Float32[Array, "P K G H Y"],
-    rows: StateRows,
-) -> tuple[Float32[Array, "I S K G Y"], Float32[Array, "I S K G Y"], Float32[Array, "P K G H Y"]]:
-    """(outputs, updates, states) of whole pages, one after the other."""
-    S = q.shape[1]
-    total = jnp.moveaxis(jnp.cumsum(gates[..., 0], 1), 1, -1)  # [I, K, G, S], log decay so far
-    beta = jnp.moveaxis(gates[..., 1], 1, -1)
+def _page(
+    q: Float32[Array, "S K H"],
+    k: Float32[Array, "S K H"],
+    v: Float32[Array, "S K G Y"],
+    gates: Float32[Array, "S K G 2"],
+    state: Float32[Array, "K G H Y"],
+) -> tuple[Float32[Array, "S K G Y"], Float32[Array, "S K G Y"], Float32[Array, "K G H Y"]]:
+    """(outputs, updates, the state behind them) of the tokens of a page, from the one before."""
+    S, _, H = q.shape
+    total = jnp.moveaxis(jnp.cumsum(gates[..., 0], 0), 0, -1)  # [K, G, S], log decay so far
+    beta = jnp.moveaxis(gates[..., 1], 0, -1)
+    q, k, v = (jnp.moveaxis(x, 0, -2) for x in (q * H**-0.5, k, v))
     causal = jnp.tril(jnp.ones((S, S), bool))
     between = jnp.where(causal, total[..., :, None] - total[..., None, :], -jnp.inf)
-    between = jnp.exp(between)  # [I, K, G, S, S], decay from the second token to the first
-    overlap = jnp.einsum("iskh,itkh->ikst", k, k)[:, :, None]
+    between = jnp.exp(between)  # [K, G, S, S], decay from the second token to the first
+    overlap = jnp.einsum("ksh,kth->kst", k, k)[:, None]
     system = jnp.where(jnp.tril(causal, -1), beta[..., None] * overlap * between, 0)
-    right = jnp.concatenate(
-        [
-            beta[..., None] * jnp.moveaxis(v, 1, 3),
-            (beta * jnp.exp(total))[..., None] * jnp.moveaxis(k, 1, 2)[:, :, None],
-        ],
-        axis=-1,
-    )
-    solved = solve_triangular(system, right, lower=True, unit_diagonal=True)
-    own, read = jnp.split(solved, [v.shape[-1]], axis=-1)  # [I, K, G, S, Y], [I, K, G, S, H]
-    scores = jnp.einsum("iskh,itkh->ikst", q, k)[:, :, None] * between
-    decayed_q = jnp.exp(total)[..., None] * jnp.moveaxis(q, 1, 2)[:, :, None]
-    left = jnp.exp(total[..., -1:] - total)
-    decayed_k = left[..., None] * jnp.moveaxis(k, 1, 2)[:, :, None]
-    whole = jnp.exp(total[..., -1])
+    read = (beta * jnp.exp(total))[..., None] * k[:, None]
+    right = jnp.concatenate([beta[..., None] * v, read], axis=-1)
+    solved = _solved(system, right)
+    own, read = jnp.split(solved, [v.shape[-1]], axis=-1)  # [K, G, S, Y], [K, G, S, H]
+    update = own - jnp.einsum("kgsh,kghy->kgsy", read, state)
+    scores = jnp.einsum("ksh,kth->kst", q, k)[:, None] * between
+    out = jnp.einsum("kgsh,kghy->kgsy", jnp.exp(total)[..., None] * q[:, None], state)
+    out = out + jnp.einsum("kgst,kgty->kgsy", scores, update)
+    left = jnp.exp(total[..., -1:] - total)[..., None] * k[:, None]
+    state = jnp.exp(total[..., -1])[..., None, None] * state
+    state = state + jnp.einsum("kgsh,kgsy->kghy", left, update)
+    return *(jnp.moveaxis(x, 2, 0) for x in (out, update)), state
 
-    def item(carry: tuple[Array, Array], each: tuple[Array, ...]) -> tuple[Any, Any]:
-        states, state = carry
-        own, read, scores, decayed_q, decayed_k, whole, read_page, write_page = each
-        stored = jnp.where(read_page >= 0, states[jnp.maximum(read_page, 0)], 0)
-        state = jnp.where(read_page == CARRIED, state, stored)
-        update = own - jnp.einsum("kgsh,kghy->kgsy", read, state)
-        out = jnp.einsum("kgsh,kghy->kgsy", decayed_q, state)
-        out = out + jnp.einsum("kgst,kgty->kgsy", scores, update)
-        state = whole[..., None, None] * state + jnp.einsum("kgsh,kgsy->kghy", decayed_k, update)
-        page = jnp.where(write_page >= 0, write_page, len(states))
-        states = states.at[page].set(state, mode="drop")
-        return (states, state), (out, update)
 
-    pages = jnp.asarray(rows.read_page), jnp.asarray(rows.write_page)
-    each = (own, read, scores, decayed_q, decayed_k, whole, *pages)
-    carry = states, jnp.zeros_like(states[0])
-    (states, _), found = lax.scan(item, carry, each)
-    out, update = (jnp.moveaxis(x, 3, 1) for x in found)
-    return out, update, states
+def _solved(
+    system: Float32[Array, "K G S S"], right: Float32[Array, "K G S Z"]
+) -> Float32[Array, "K G S Z"]:
+    """X with (1 + system) X = right, where system is strictly lower triangular, row by row.
+
+    XLA's own solver calls LAPACK on a CPU, which a program that comes from disk has not loaded.
+    """
+
+    def row(s: Int[Array, ""], found: Float32[Array, "K G S Z"]) -> Float32[Array, "K G S Z"]:
+        known = jnp.einsum("kgt,kgtz->kgz", system[:, :, s], found)
+        return found.at[:, :, s].set(right[:, :, s] - known)
+
+    return lax.fori_loop(0, right.shape[2], row, jnp.zeros_like(right))
 
 
 def causal_conv(
