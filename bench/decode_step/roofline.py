@@ -9,6 +9,8 @@ from bench.ceilings import Ceilings
 from rjax.models import DecoderLayer, Linear, ModelConfig
 from rjax.models.layers.experts import Experts
 
+_FLOAT32 = 4
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeCase:
@@ -40,11 +42,12 @@ class Stage:
 
 
 def stages(config: ModelConfig, case: DecodeCase, dtype: np.dtype) -> list[Stage]:
-    """The GEMMs and the attention of one step; everything else counts as free.
+    """The GEMMs, the attention and the states of one step; everything else counts as free.
 
     Weights are read once, as they are stored; of experts, those that uniform routing is expected to
     take, and of rows each for each of its experts. So is the KV of the shared tokens. Attention to
-    shared and to unique tokens are two stages, because they differ in arithmetic intensity.
+    shared and to unique tokens are two stages, because they differ in arithmetic intensity. Linear
+    attention reads and writes a state of each row.
     """
     itemsize = dtype.itemsize
     D, V, L = config.hidden_size, config.vocab_size, config.num_layers
@@ -67,9 +70,12 @@ def stages(config: ModelConfig, case: DecodeCase, dtype: np.dtype) -> list[Stage
         moved = weights + itemsize * B * experts.top_k * (inner + outer)
         return Stage(name, layers * moved, layers * 2 * B * experts.top_k * inner * outer)
 
+    of_linear = [config.is_linear(i) for i in range(L)]
+    A = of_linear.count(False)
+
     def attention(name: str, tokens: int, seen: int) -> Stage:
         moved = itemsize * 2 * tokens * K * H
-        return Stage(name, L * moved, L * 4 * B * N * H * seen)
+        return Stage(name, A * moved, A * 4 * B * N * H * seen)
 
     feed_forward = []
     kinds = [config.has_experts(i) for i in range(L)]
@@ -85,12 +91,22 @@ def stages(config: ModelConfig, case: DecodeCase, dtype: np.dtype) -> list[Stage
                 projection("gate and up" if config.gated_mlp else "up", mlp.up, count),
                 projection("down", mlp.down, count),
             ]
-    layer = DecoderLayer(config, 0, dtype)
+    projections = []
+    for kind in dict.fromkeys(of_linear):
+        found = DecoderLayer(config, of_linear.index(kind), dtype)
+        count = of_linear.count(kind)
+        named = [*_input_projections(found), ("output", found.attention.output)]
+        projections += [projection(name, linear, count) for name, linear in named]
+    states = []
+    if config.linear is not None:
+        size = config.linear.value_heads * config.linear.key_dim * config.linear.value_dim
+        count = B * sum(of_linear)
+        states = [Stage("states", 2 * _FLOAT32 * size * count, 6 * size * count)]
     return [
-        *(projection(name, linear) for name, linear in _input_projections(layer)),
+        *projections,
         attention("attention to shared tokens", case.shared, case.shared),
         attention("attention to unique tokens", B * case.own, case.own),
-        projection("output", layer.attention.output),
+        *states,
         *feed_forward,
         gemm("logits", D, V, itemsize * D * V, layers=1),
     ]

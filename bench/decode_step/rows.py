@@ -48,6 +48,9 @@ EXPERTS = (
     Row("qwen3-30b-a3b", DecodeCase(1, 0, 1024), None, 2.1),
     Row("qwen3-30b-a3b", DecodeCase(16, 2048, 256), None, 11.0),
     Row("qwen3-30b-a3b", DecodeCase(64, 2048, 256), None, 16.0, targets=(("fp8", 8.5),)),
+    Row("qwen3.5-35b-a3b", DecodeCase(1, 0, 1024)),
+    Row("qwen3.5-35b-a3b", DecodeCase(64, 2048, 256)),
+    Row("qwen3.5-35b-a3b", DecodeCase(64, 32768, 256)),
     Row("gpt-oss-20b", DecodeCase(1, 0, 1024), targets=(("mxfp4", 2.6),)),
     Row("gpt-oss-20b", DecodeCase(64, 2048, 256), targets=(("mxfp4", 5.0),)),
 )

@@ -18,7 +18,7 @@ from bench.decode_step.roofline import DecodeCase, roofline_seconds
 from bench.decode_step.rows import Row
 from bench.kernels.kernel_profile import kernel_times
 from bench.kernels.timing import burst_seconds, seconds_per_call
-from rjax.batch.page_groups import one_group
+from rjax.batch.page_groups import one_group, with_states
 from rjax.models import ModelConfig, config_from_dict, init_model
 from rjax.models.loading.config import with_quantization
 from rjax.models.sharding import TENSOR_AXIS, parameter_sharding
@@ -26,8 +26,10 @@ from rjax.pallas_kernels.attention.plan.host import (
     Sharing,
     plan_attention,
 )
+from rjax.pallas_kernels.gated_delta.states import StateRows
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.pages.states import make_states
 from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.programs.cache import compiler_options
 from rjax.worker.programs.keys import StepPrograms, multi_step_key, step_key
@@ -37,6 +39,7 @@ from rjax.worker.step.layout import PackedLayouts
 from rjax.worker.step.result import StepResult
 from rjax.worker.step.shape import StepShape
 from rjax.worker.step.state import StepState
+from rjax.worker.step.state_rows import empty_state_rows, write_state_rows
 
 PEER_ROWS = 512  # rows whose shares fit the exchange buffers
 
@@ -46,8 +49,8 @@ _STARTED = re.compile(r" (?:fusion|custom-call|dot|copy|sort|scatter|gather|conv
 def step_shape(
     case: DecodeCase,
     backend: Backend,
+    model: ModelConfig,
     *,
-    num_layers: int,
     page_size: int,
     relay: str,
     max_model_len: int | None = None,
@@ -62,7 +65,8 @@ def step_shape(
         coalesce=relay == "auto",
         unpadded_rows=case.batch,
     )
-    groups = one_group(num_layers)
+    has_state = tuple([model.is_linear(layer) for layer in range(model.num_layers)])
+    groups = with_states(one_group(has_state.count(False)), has_state)
     return StepShape(rows, case.batch, -(-longest // page_size), page_size, groups, (plan,))
 
 
@@ -123,7 +127,7 @@ class Bench:
         shape = step_shape(
             case,
             self.backend,
-            num_layers=self.config.num_layers,
+            self.config,
             page_size=self.page_size,
             relay=self.relay,
             max_model_len=self.max_model_len,
@@ -174,7 +178,18 @@ class Bench:
             slots=every,
             live=np.ones(B, np.int32),
             table_pages=shape.table_pages,
+            states=self._state_rows(shape) if self.config.linear is not None else None,
         )
+
+    def _state_rows(self, shape: StepShape) -> StateRows:
+        """Every row goes on from a state of its own; rows are at all places of their pages."""
+        B, S = shape.seqs, self.page_size
+        rows = empty_state_rows(rows=shape.rows, seqs=B, page_size=S)
+        every = np.arange(B, dtype=np.int32)
+        table = np.stack([every, every + B], 1)
+        start = S + every * max(1, S // B) % S
+        write_state_rows(rows, table, page_size=S, slots=every, start=start, stop=start + 1)
+        return rows
 
     def _state(self, rows: int, pages: int) -> StepState:
         config, V = self.config, self.config.vocab_size
@@ -182,12 +197,22 @@ class Bench:
         sharding = parameter_sharding("P K S H", shape, self.mesh)
         normal = functools.partial(jax.random.normal, shape=shape, dtype=self.dtype)
         draw = jax.jit(normal, out_shardings=sharding)
-        pools = [draw(key) for key in jax.random.split(jax.random.key(1), 2 * config.num_layers)]
+        L = sum(not config.is_linear(layer) for layer in range(config.num_layers))
+        pools = [draw(key) for key in jax.random.split(jax.random.key(1), 2 * L)]
         tokens = jax.random.randint(jax.random.key(2), (rows,), 0, V, jnp.int32)
         whole = NamedSharding(self.mesh, PartitionSpec())
         sampling, tokens = jax.device_put((init_state(rows, V), tokens), whole)
-        L = config.num_layers
-        return StepState(pools[:L], pools[L:], sampling, tokens, self.peers)
+        states = []
+        if config.linear is not None:
+            states = make_states(
+                config,
+                num_states=2 * rows,
+                num_slots=rows,
+                page_size=self.page_size,
+                dtype=self.dtype,
+                mesh=self.mesh,
+            )
+        return StepState(pools[:L], pools[L:], sampling, tokens, self.peers, states)
 
     def measure(self, row: Row, ceilings: Ceilings, profile: int = 0) -> dict[str, Any]:
         """Compile, run and time one row of the table; name its ``profile`` longest kernels."""

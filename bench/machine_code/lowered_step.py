@@ -54,9 +54,9 @@ def lowered_step(
     )
     if without is not None:
         backend = dataclasses.replace(backend, dispatcher=backend.dispatcher.without(without))
-    shape = step_shape(
-        case, backend, num_layers=config.num_layers, page_size=page_size, relay="auto"
-    )
+    if config.linear is not None:
+        raise SystemExit(f"--model: {config.architecture} has linear attention; choose another")
+    shape = step_shape(case, backend, config, page_size=page_size, relay="auto")
     graph, weights = nnx.split(nnx.eval_shape(lambda: init_model(config, dtype=dtype)))
     leaves, tree = jax.tree.flatten(weights)
     layout, features = PackedLayout(shape), StepFeatures("greedy")

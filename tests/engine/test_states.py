@@ -122,16 +122,29 @@ def test_a_snapshot_is_kept_where_prompts_part():
     served.close()
 
 
-@pytest.mark.parametrize("options", [{"num_states": 3}, {"num_pages": 13}, {"num_states": 2}])
+@pytest.mark.parametrize("options", [{"num_states": 4}, {"num_pages": 16}])
 def test_preempted_sequences_say_the_same(alone, options):
-    served = engine(max_num_batched_tokens=16, **options)
-    params = dataclasses.replace(GREEDY, max_tokens=30)
-    for i, prompt in enumerate(PROMPTS[:4]):
+    """Four sequences come to the ends of their pages at once, where each needs one more."""
+    served = engine(
+        max_num_batched_tokens=128, enable_prefix_caching="num_pages" in options, **options
+    )
+    params = dataclasses.replace(GREEDY, max_tokens=20)
+    prompts = [tokens(30, seed) for seed in range(4)]
+    for i, prompt in enumerate(prompts):
         served.add_request(str(i), prompt, params)
     done = run_checked(served)
-    for i, prompt in enumerate(PROMPTS[:4]):
-        assert said(done[str(i)]) == alone(prompt, 30)
-    assert served.stats().preemptions > 0 or options == {"num_states": 2}
+    assert [said(done[str(i)]) for i in range(4)] == [alone(prompt, 20) for prompt in prompts]
+    assert served.stats().preemptions > 0
+    served.close()
+
+
+@pytest.mark.parametrize("states", [2, 3])
+def test_few_states_serve_one_sequence_after_another(alone, states):
+    served = engine(num_states=states)
+    for i, prompt in enumerate(PROMPTS):
+        served.add_request(str(i), prompt, GREEDY)
+    done = run_checked(served)
+    assert [said(done[str(i)]) for i in range(5)] == [alone(prompt) for prompt in PROMPTS]
     served.close()
 
 
