@@ -299,16 +299,27 @@ def test_functional_refuses_it():
 
 
 @pytest.mark.slow
-def test_devices_share_the_states(alone):
+def test_devices_share_the_states():
     program = f"""
 import json
-from pathlib import Path
 import rjax
-llm = rjax.LLM({str(FOLDER)!r}, dtype="float32", max_model_len={LENGTH}, page_size=8, num_pages=64,
-    max_num_batched_tokens=16, skip_tokenizer_init=True, tensor_parallel_size=3, use_tqdm=False)
+
 params = rjax.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, detokenize=False)
 prompts = [dict(prompt_token_ids=p) for p in {PROMPTS!r}]
-print(json.dumps([list(o.outputs[0].token_ids) for o in llm.generate(prompts, params)]))
+for devices in (1, 2):
+    llm = rjax.LLM(
+        {str(FOLDER.with_name("qwen3_next_r2_g3_tied_fused"))!r},
+        dtype="float32",
+        max_model_len={LENGTH},
+        page_size=8,
+        num_pages=64,
+        max_num_batched_tokens=16,
+        skip_tokenizer_init=True,
+        tensor_parallel_size=devices,
+        use_tqdm=False,
+    )
+    outputs = llm.generate(prompts, params)
+    print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
 """
-    found = json.loads(run_on_virtual_devices(program, 3).splitlines()[-1])
-    assert found == [alone(prompt) for prompt in PROMPTS]
+    one, two = map(json.loads, run_on_virtual_devices(program, 2).splitlines()[-2:])
+    assert one == two
