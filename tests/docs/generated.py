@@ -23,7 +23,6 @@ from rjax.config.option_docs import engine_option_docs, engine_options
 from rjax.engine.stats import EngineStats
 from rjax.engine_channel.facts import facts_of
 from rjax.models.families import FAMILIES
-from rjax.models.families.family import Family
 from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.serve.loading.service_builder import _cache_figures
 from rjax.serve.telemetry.metrics import Metrics
@@ -40,7 +39,6 @@ from rjax.vllm.names import (
 from rjax.vllm.options import _INSTEAD, ENGINE_NO_OPS, OPTION_NO_OPS, SERVER_NO_OPS
 from tests.docs.kept_results import KEPT_RESULTS
 from tests.docs.pages import DOCS, ROOT, table
-from tests.unserved import UNSERVED
 
 GOLDENS = ROOT / "tests" / "golden"
 EXAMPLES = sorted((ROOT / "rjax" / "examples").glob("[!_]*.py"))
@@ -50,7 +48,7 @@ def models() -> str:
     """The families, from their registry, and the goldens that each is checked against."""
     goldens = _goldens()
     rows = []
-    for name, family in _served().items():
+    for name, family in FAMILIES.items():
         kinds = family.fields.constraints["model_type"].allowed.split(":")[0]
         rows.append(
             [
@@ -70,11 +68,6 @@ def models() -> str:
     )
 
 
-def _served() -> dict[str, Family]:
-    """The families that the engine serves."""
-    return {name: family for name, family in FAMILIES.items() if name not in UNSERVED}
-
-
 def _goldens() -> dict[str, Counter[str]]:
     """Per architecture, the goldens made by each version of transformers."""
     found: dict[str, Counter[str]] = {}
@@ -89,13 +82,13 @@ def _goldens() -> dict[str, Counter[str]]:
 def constraints() -> str:
     """What config.json may say of the fields that rjax does not read, by family."""
     found: dict[tuple[str, str], list[str]] = {}
-    for name, family in _served().items():
+    for name, family in FAMILIES.items():
         for field, constraint in family.fields.constraints.items():
             if field != "model_type":
                 short = name.removesuffix("ForCausalLM")
                 found.setdefault((field, constraint.allowed), []).append(short)
     rows = [
-        [f"`{field}`", allowed, "all" if len(names) == len(_served()) else ", ".join(names)]
+        [f"`{field}`", allowed, "all" if len(names) == len(FAMILIES) else ", ".join(names)]
         for (field, allowed), names in sorted(found.items())
     ]
     return table(["field", "must be", "families"], rows)

@@ -11,7 +11,6 @@ import pytest
 from rjax.batch.page_groups import page_groups, pages_held
 from rjax.models import DenseAttention, config_from_folder, load_model
 from rjax.sampling import SamplingParams
-from tests.unserved import UNSERVED_CASES
 
 from .recorded import TESTS
 from .tiny import make_engine, run
@@ -19,8 +18,7 @@ from .tiny import make_engine, run
 GOLDENS = TESTS / "golden"
 # Of those with experts, the ones whose attention is latent.
 LATENT = ("deepseek_v2_j5_k2_lite_fused", "deepseek_v3_j8_k3_groups", "glm4_moe_lite_j7_k3")
-NAMES = json.loads((GOLDENS / "families" / "cases.json").read_text())
-CASES = sorted([*(name for name in NAMES if not name.startswith(UNSERVED_CASES)), *LATENT])
+CASES = sorted([*json.loads((GOLDENS / "families" / "cases.json").read_text()), *LATENT])
 LENGTH, NEW_TOKENS = 64, 8
 
 pytestmark = pytest.mark.usefixtures("no_annotations_checked")
@@ -93,7 +91,7 @@ def test_tokens_are_those_of_plain_forward_passes(name, relay):
     done = run(engine, [(str(i), prompt, params) for i, prompt in enumerate(prompts())])
     stats = engine.stats()
     if engine._worker.pool.windows == (None,):  # test_windows.py shows this for the others
-        assert stats.preemptions > 0
+        assert stats.preemptions > 0 or engine._worker.pool.states  # test_states.py for these
         assert stats.cached_tokens > 0
         assert (stats.kv_tokens_read < stats.kv_tokens_unshared) or relay != "on"
     found = [done[str(i)].outputs[0].token_ids for i in range(len(prompts()))]
