@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +16,16 @@ from rjax.models.layers.parameter import array_bytes
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.gated_delta.states import LayerStates
 
-STATES = LayerStates(  # type: ignore[arg-type]
-    states=PartitionSpec(None, TENSOR_AXIS),
-    conv_ends=PartitionSpec(None, None, TENSOR_AXIS),
-    keys=PartitionSpec(None, TENSOR_AXIS),
-    values=PartitionSpec(None, TENSOR_AXIS),
-    updates=PartitionSpec(None, TENSOR_AXIS),
-    gates=PartitionSpec(None, TENSOR_AXIS),
-    recent=PartitionSpec(None, None, TENSOR_AXIS),
-)
+_SPECS: dict[str, Any] = {
+    "states": PartitionSpec(None, TENSOR_AXIS),
+    "conv_ends": PartitionSpec(None, None, TENSOR_AXIS),
+    "keys": PartitionSpec(None, TENSOR_AXIS),
+    "values": PartitionSpec(None, TENSOR_AXIS),
+    "updates": PartitionSpec(None, TENSOR_AXIS),
+    "gates": PartitionSpec(None, TENSOR_AXIS),
+    "recent": PartitionSpec(None, None, TENSOR_AXIS),
+}
+STATES = LayerStates(**_SPECS)
 """How the devices of a mesh share the states: each has those of its own key heads."""
 
 
@@ -49,17 +51,16 @@ def state_shapes(
     (K, H, G, Y), C, S = heads, taps - 1, page_size
     W = 2 * H + G * Y
 
-    def array(*shape: int, dtype: DTypeLike = dtype) -> jax.ShapeDtypeStruct:
+    def array(*shape: int, dtype: DTypeLike = dtype) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    f32 = jnp.float32
-    return LayerStates(  # type: ignore[arg-type]
-        states=array(num_states, K, G, H, Y, dtype=f32),
+    return LayerStates(
+        states=array(num_states, K, G, H, Y, dtype=jnp.float32),
         conv_ends=array(num_states, C, K, W),
         keys=array(num_slots, K, S, H),
         values=array(num_slots, K, G, S, Y),
         updates=array(num_slots, K, G, S, Y),
-        gates=array(num_slots, K, G, 2, S, dtype=f32),
+        gates=array(num_slots, K, G, 2, S, dtype=jnp.float32),
         recent=array(num_slots, C, K, W),
     )
 
