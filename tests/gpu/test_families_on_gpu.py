@@ -54,6 +54,16 @@ FAMILIES = {
     "glm4_moe_lite": {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8}
     | {"n_routed_experts": 8, "num_experts_per_tok": 8, "moe_intermediate_size": 256}
     | {"num_key_value_heads": 8},
+    # Linear attention beside gated attention; values share a key or have one each.
+    "qwen3_5_text": {"hidden_size": 1024, "intermediate_size": 2048, "head_dim": 256}
+    | {"num_attention_heads": 8, "num_key_value_heads": 2}
+    | {"linear_num_key_heads": 4, "linear_num_value_heads": 4}
+    | {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_5_moe_text": {"hidden_size": 1024, "head_dim": 256}
+    | {"num_attention_heads": 8, "num_key_value_heads": 2}
+    | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "moe_intermediate_size": 256}
+    | {"num_experts": 8, "num_experts_per_tok": 8, "shared_expert_intermediate_size": 256}
+    | {"layer_types": ["linear_attention", "full_attention"]},
     "opt": {"hidden_size": 1024, "ffn_dim": 2048, "num_attention_heads": 16},
     # Norms of outputs, soft caps, windows and ropes a layer; interleaved pairs; parallel; ALiBi.
     "gemma2": {"hidden_size": 1024, "intermediate_size": 2048, "sliding_window": 64} | _HEADS,
@@ -73,6 +83,8 @@ NAMES = {
     "glm4_moe_lite": "Glm4MoeLite",
     "gpt_oss": "GptOss",
     "opt": "OPT",
+    "qwen3_5_moe_text": "Qwen3_5Moe",
+    "qwen3_5_text": "Qwen3_5",
     "qwen3_moe": "Qwen3Moe",
 }
 TOLERANCE = 0.06  # of a logprob; bfloat16 keeps 8 bits, and these models have two layers
