@@ -6,8 +6,14 @@ It needs the standard library alone, so that an environment with torch can use i
 import random
 from typing import Any
 
-MODEL_TYPES = ("llama", "mistral", "ministral", "qwen2", "qwen3", "opt", "phi3")
-_NAMES = {"opt": "OPT"}
+HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+MODEL_TYPES = ("llama", "mistral", "ministral", "qwen2", "qwen3", "opt", "phi3", *HYBRIDS)
+_NAMES = {
+    "opt": "OPT",
+    "qwen3_next": "Qwen3Next",
+    "qwen3_5_text": "Qwen3_5",
+    "qwen3_5_moe_text": "Qwen3_5Moe",
+}
 
 
 def random_config(rng: random.Random, model_type: str) -> dict[str, Any]:
@@ -43,8 +49,11 @@ def random_config(rng: random.Random, model_type: str) -> dict[str, Any]:
         _maybe(config, rng, "num_key_value_heads", [None])
     _maybe(config, rng, "head_dim", [8, 16, 32])
     _maybe(config, rng, "rms_norm_eps", [1e-6, 1e-5, 1e-3])
-    _maybe(config, rng, "hidden_act", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
-    if model_type in ("llama", "qwen3"):
+    if model_type in HYBRIDS:
+        _states_and_experts(config, rng, layers)
+    else:
+        _maybe(config, rng, "hidden_act", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
+    if model_type in ("llama", "qwen3", *HYBRIDS):
         _maybe(config, rng, "attention_bias", [True, False])
     if model_type == "llama":
         _maybe(config, rng, "mlp_bias", [True, False])
@@ -60,8 +69,32 @@ def _maybe(config: dict[str, Any], rng: random.Random, name: str, values: list[A
         config[name] = rng.choice(values)
 
 
+def _states_and_experts(config: dict[str, Any], rng: random.Random, layers: int) -> None:
+    key_heads = rng.choice([1, 2, 4])
+    config["linear_num_key_heads"] = key_heads
+    config["linear_num_value_heads"] = key_heads * rng.randint(1, 3)
+    for name, values in (
+        ("linear_conv_kernel_dim", [2, 3, 4]),
+        ("linear_key_head_dim", [8, 16]),
+        ("linear_value_head_dim", [8, 16]),
+        ("num_experts", [8, 9]),
+        ("num_experts_per_tok", [1, 2]),
+        ("moe_intermediate_size", [8]),
+    ):
+        _maybe(config, rng, name, values)
+    config.setdefault("num_experts_per_tok", min(8, config.get("num_experts", 8)))
+    _maybe(config, rng, "hidden_act", ["silu"])
+    interval = rng.randint(1, layers)
+    if rng.random() < 0.5:
+        config["full_attention_interval"] = interval
+        return
+    kinds = [rng.choice(["full_attention", "linear_attention"]) for _ in range(layers - 1)]
+    config["layer_types"] = [*kinds, "full_attention"]
+    _maybe(config, rng, "full_attention_interval", [interval])
+
+
 def _windows(config: dict[str, Any], rng: random.Random, model_type: str, layers: int) -> None:
-    if model_type == "llama":
+    if model_type == "llama" or model_type in HYBRIDS:
         return
     window = rng.choice([3, 7])
     if model_type == "phi3":
@@ -106,7 +139,7 @@ def _rotary(config: dict[str, Any], rng: random.Random, model_type: str) -> None
         _maybe(rope, rng, "mscale_all_dim", [0.5, 1])
     _maybe(rope, rng, "rope_theta", [5e3, 1e6])
     _maybe(config, rng, "rope_theta", [2e4, 10**7])
-    if model_type == "phi3":
+    if model_type == "phi3" or model_type in HYBRIDS:
         _maybe(rng.choice([rope, config]), rng, "partial_rotary_factor", [0.5, 1.0])
     spelling = rng.choice(["rope_parameters", "rope_scaling"])
     config[spelling] = rope

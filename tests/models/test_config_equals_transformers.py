@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from random_configs import MODEL_TYPES, random_config
+from random_configs import HYBRIDS, MODEL_TYPES, random_config
 from transformers import AutoConfig
 
 from rjax import models
@@ -14,7 +14,7 @@ NUM_CONFIGS = 40
 
 def expected_windows(theirs, num_layers):
     """What transformers' model of this type does with its config."""
-    if theirs.model_type in ("llama", "opt"):
+    if theirs.model_type in ("llama", "opt", *HYBRIDS):
         return (None,) * num_layers
     if theirs.model_type in ("mistral", "phi3"):
         return (theirs.sliding_window,) * num_layers
@@ -36,6 +36,18 @@ def test_random_configs_mean_the_same(tmp_path, model_type):
         assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", heads), values
         assert ours.tie_embeddings == theirs.tie_word_embeddings, values
         assert ours.sliding_windows == expected_windows(theirs, theirs.num_hidden_layers), values
+        if model_type in HYBRIDS:
+            linear = tuple(kind == "linear_attention" for kind in theirs.layer_types)
+            assert linear == tuple(map(ours.is_linear, range(ours.num_layers))), values
+        if ours.linear is not None:
+            sizes = (ours.linear.key_heads, ours.linear.value_heads, ours.linear.taps)
+            assert sizes == (
+                theirs.linear_num_key_heads,
+                theirs.linear_num_value_heads,
+                theirs.linear_conv_kernel_dim,
+            )
+            dims = theirs.linear_key_head_dim, theirs.linear_value_head_dim
+            assert (ours.linear.key_dim, ours.linear.value_dim) == dims, values
         if ours.rope is None:
             assert model_type == "opt"
             assert ours.mlp_bias == theirs.enable_bias, values
