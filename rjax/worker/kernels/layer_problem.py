@@ -81,14 +81,13 @@ def _unlike_llama(layer: DecoderLayer) -> str | None:
     if isinstance(attention, GatedDeltaNet):
         return "a gated delta net"
     if not isinstance(attention, Attention):
-        return "linear attention" if isinstance(attention, GatedDeltaNet) else "latent attention"
+        return "latent attention"
     if not isinstance(mlp, Mlp):
         return "experts"
     projections = (attention.qkv, attention.output, mlp.up, mlp.down)
     norms = (layer.attention_norm, layer.mlp_norm)
     kinds = {
         "attention beside the feed-forward": layer.parallel,
-        "a gate of the attention output": attention.output_gate,
         "a factor of the residual stream": layer.scale != 1,
         "a norm after attention": layer.attention_post_norm is not None,
         "a norm after the feed-forward": layer.mlp_post_norm is not None,
