@@ -8,7 +8,7 @@ import hypothesis
 import jax
 import pytest
 
-from tests import quick_compilation, type_checks
+from tests import lanes, quick_compilation, type_checks
 
 # Tracing makes millions of objects of which few are garbage; looking for it again and again among
 # all that tests have made took a tenth of the time that lowering for CUDA takes.
@@ -20,11 +20,18 @@ quick_compilation.set_flags()
 # there are as many as cores by default: all may wait for a thread of the kernel that cannot start.
 os.environ.setdefault("PJRT_NPROC", "16")
 
-# An example may be the first to compile, or meet a busy machine.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# An example may be the first to compile, or meet a busy machine: there are no deadlines.
+hypothesis.settings.register_profile("thorough", deadline=None)  # --hypothesis-profile thorough
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
+hypothesis.settings.load_profile("quick")
 
 type_checks.install()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before ``-m`` chooses."""
+    lanes.assign(items)
 
 
 def pytest_collection_finish() -> None:

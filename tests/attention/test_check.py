@@ -12,6 +12,7 @@ from rjax.pallas_kernels.attention.options import check_shapes
 from rjax.pallas_kernels.attention.plan.check import check_values, check_writes
 from rjax.pallas_kernels.attention.plan.device import plan_on_device
 from rjax.pallas_kernels.attention.plan.host import PlanShape, plan_attention
+from tests.properties import num_examples
 
 S, SPLIT, TILE = 4, 8, 3
 
@@ -58,7 +59,7 @@ def batch(shared, own, queries, sharing="on", window=None):
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=num_examples(60))
 @given(
     shared=st.integers(0, 6).map(lambda x: x * S),
     members=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=7),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rjax.pallas_kernels.attention.plan.device import plan_on_device
 from rjax.pallas_kernels.attention.plan.host import CostModel, PlanShape, plan_attention
 from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
+from tests.properties import num_examples
 
 S, MAX_CONTEXT, SEQS, Q = 8, 128, 8, 6
 DECODE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=3, kv_split_size=16)
@@ -83,7 +84,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=num_examples(100))
 @given(batch=batches, sharing=st.sampled_from(["on", "off", SHARE_WIDE]), seed=st.integers(0, 9))
 def test_decode_reads_each_visible_pair_once_as_the_host_plans(batch, sharing, seed):
     lengths, _, forks = (np.array(x, np.int32) for x in zip(*batch, strict=True))
@@ -104,7 +105,7 @@ def test_decode_reads_each_visible_pair_once_as_the_host_plans(batch, sharing, s
             np.testing.assert_array_equal(own, its)
 
 
-@settings(max_examples=100)
+@settings(max_examples=num_examples(100))
 @given(batch=batches, seed=st.integers(0, 9))
 def test_chunks_read_each_visible_pair_once(batch, seed):
     lengths, queries, forks = (np.array(x, np.int32) for x in zip(*batch, strict=True))

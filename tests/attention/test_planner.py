@@ -20,6 +20,7 @@ from rjax.pallas_kernels.attention.plan.splits import MAX_COALESCED_SPLITS, Spli
 from rjax.pallas_kernels.attention.reference import paged_attention_reference
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.attention.xla import paged_attention
+from tests.properties import num_examples
 
 S, MAX_CONTEXT, ROWS, SEQS = 8, 128, 48, 8
 SHAPE = PlanShape(rows=ROWS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, kv_split_size=16)
@@ -77,7 +78,7 @@ def check_coverage(plan, table, start, context, page_size):
         assert (np.diff(begins[plan.merge_slots[one:end]]) > 0).all()
 
 
-@settings(max_examples=200)
+@settings(max_examples=num_examples(200))
 @given(
     batch=batches,
     sharing=st.sampled_from(["on", "off", SHARE_WIDE]),
@@ -95,7 +96,7 @@ def test_every_visible_pair_is_covered_once(batch, sharing, seed, split_policy):
     assert stats.kv_tokens_unshared >= stats.kv_tokens_read
 
 
-@settings(max_examples=100)
+@settings(max_examples=num_examples(100))
 @given(
     batch=st.lists(
         st.tuples(st.integers(1, MAX_CONTEXT), st.integers(0, MAX_CONTEXT // 2)),
@@ -167,6 +168,7 @@ def test_a_step_for_long_sequences_shares_as_much_as_one_for_short():
     )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("sharing", ["on", "off", SHARE_WIDE])
 @pytest.mark.parametrize("window", [None, 1, 13, 40])
 def test_plain_backend_equals_reference(sharing, window):

@@ -82,6 +82,7 @@ def test_every_row_of_the_tables_is_a_model(row):
     assert row.target_ratio is None or row.target_ratio > 1
 
 
+@pytest.mark.thorough
 def test_decode_step(tmp_path, capsys):
     path = tmp_path / "step.json"
     given = ["--model=tiny", "--batch=3", "--shared=130", "--own=7", "--quiet", f"--json={path}"]
@@ -97,6 +98,7 @@ def test_decode_step(tmp_path, capsys):
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_a_row_of_decode_steps_is_saved_as_it_ends(tmp_path, monkeypatch):
     path, measure = tmp_path / "step.json", decode_step.Bench.measure
 
@@ -118,6 +120,7 @@ def test_an_unknown_kernel_cannot_be_left_out():
         decode_step.main(["--quiet", "--model=tiny", "--without=none"])
 
 
+@pytest.mark.thorough
 def test_attention(tmp_path):
     path, png = tmp_path / "attention.json", tmp_path / "attention.png"
     attention.main(
@@ -164,6 +167,7 @@ def test_throughput_refuses_a_length_that_its_requests_exceed():
         throughput.main([*SMALL, "--prefix=64", "--max-model-len=40"])
 
 
+@pytest.mark.thorough
 def test_latency(tmp_path):
     path, png = tmp_path / "latency.json", tmp_path / "latency.png"
     given = ["--batch=2", "--prefix=0,64", "--rounds=1", f"--json={path}", f"--png={png}"]
@@ -215,6 +219,7 @@ def test_a_command_that_does_not_start_is_shown(tmp_path):
         startup.main(["--what=serve", *options])
 
 
+@pytest.mark.thorough
 def test_load_weights(tmp_path, capsys):
     path, folder = tmp_path / "load.json", tmp_path / "checkpoint"
     given = ["--shapes=tiny", f"--folder={folder}", "--quiet", f"--json={path}"]
@@ -330,6 +335,7 @@ def test_the_suite_repeats_the_kept_results():
         assert line == kept.replace("mosaic.between_attention", "mosaic.post_attention_block")
 
 
+@pytest.mark.thorough
 def test_the_suite_ends_what_takes_too_long(tmp_path, monkeypatch, capsys):
     (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -81,6 +81,7 @@ def test_costs_decide_as_the_times_do():
     assert found.right == found.decisions
 
 
+@pytest.mark.thorough
 def test_the_command_keeps_a_fit_that_the_engine_finds(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cost_model, "FOLDER", str(tmp_path / "cache"))
     timed, known = PoolRunner.measure, timer(0)
@@ -112,6 +113,7 @@ def test_the_command_keeps_a_fit_that_the_engine_finds(tmp_path, monkeypatch, ca
     assert [p.suffix for p in Path(tmp_path / "cache").iterdir()] == [".json"]
 
 
+@pytest.mark.thorough
 def test_times_that_fit_nothing_are_not_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cost_model, "FOLDER", str(tmp_path / "cache"))
     known = timer(0, CostModel(-1e-3, -1e-5, 0.9, 0.0035))  # more items, less time

@@ -29,6 +29,7 @@ def _ceilings(monkeypatch):
     monkeypatch.setattr(run_peers, "measure_ceilings", lambda: CEILINGS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [RELAY, GROUPS], ids=lambda case: case.name)
 def test_every_peer_in_jax_gives_the_right_result(case):
     lines = run_peers.jax_lines(case, choose_kernel("xla"), CEILINGS)
@@ -36,6 +37,7 @@ def test_every_peer_in_jax_gives_the_right_result(case):
     assert all(line["error"] < 1e-5 for line in lines), lines
 
 
+@pytest.mark.thorough
 def test_what_a_peer_cannot_express_it_says():
     lines = run_peers.jax_lines(PREFILL, choose_kernel("xla"), CEILINGS)
     (failed,) = [line for line in lines if "failed" in line]
@@ -64,6 +66,7 @@ def test_the_contiguous_layout_is_the_pages_in_order():
         assert (k[1, token] == pages[page, :, token % DECODE.S]).all()
 
 
+@pytest.mark.thorough
 def test_without_torch_the_rest_still_runs_and_it_is_said(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run_peers, "_SCRIPT", tmp_path / "torch_peers.py")
     (tmp_path / "torch_peers.py").write_text("import no_such_module_as_torch")

@@ -34,6 +34,7 @@ def _ceilings(monkeypatch):
         monkeypatch.setattr(module, "measure_ceilings", lambda: Ceilings(copy=4e9, matmul=1e12))
 
 
+@pytest.mark.thorough
 def test_the_table_runs_and_is_shown(tmp_path):
     path = tmp_path / "kernels.json"
     assert kernels.main(["--small", "--backend=xla", f"--json={path}"]) == 0
@@ -47,6 +48,7 @@ def test_the_table_runs_and_is_shown(tmp_path):
     assert "torch_python" not in path.read_text()
 
 
+@pytest.mark.thorough
 def test_products_are_checked_and_shown(tmp_path):
     path = tmp_path / "kernels_products.json"
     assert kernels.main(["--products", "--small", "--only=gate-up,int", f"--json={path}"]) == 0
@@ -57,6 +59,7 @@ def test_products_are_checked_and_shown(tmp_path):
     assert "| small gate-up, int8, 8 rows |" in report.render(tmp_path)["gemm"]
 
 
+@pytest.mark.thorough
 def test_experts_are_checked_and_shown(tmp_path):
     path = tmp_path / "kernels_experts.json"
     assert kernels.main(["--experts", "--small", f"--json={path}"]) == 0
@@ -66,6 +69,7 @@ def test_experts_are_checked_and_shown(tmp_path):
     assert "| small, 24 rows |" in report.render(tmp_path)["experts"]
 
 
+@pytest.mark.thorough
 def test_wrong_and_failing_cases_are_said_in_order_and_cost_no_other(monkeypatch, capsys):
     right = choose_kernel("xla")
 
@@ -168,6 +172,7 @@ def test_unused_places_hold_nan_also_in_fp8():
     assert live.sum() == 3 * 70
 
 
+@pytest.mark.thorough
 def test_the_sweep_runs_and_is_drawn(tmp_path):
     path = tmp_path / "kernels_sweep.json"
     assert kernels.main(["--sweep", "--small", "--backend=xla", f"--json={path}"]) == 0
@@ -228,6 +233,7 @@ def test_the_sweep_covers_what_it_says():
             assert not share or point.batch == 1 or point.prefix % case.split == 0
 
 
+@pytest.mark.thorough
 def test_the_sanitizer_runs_a_batch_that_is_right(monkeypatch, capsys, tmp_path):
     assert sanitize.main(["--bare", "--backend=xla", "--only=attention"]) == 0
     assert capsys.readouterr().out.count("relative error") == 3

@@ -63,6 +63,7 @@ def test_the_bundled_model_answers_quantised(scheme, tmp_path, capsys):
     llm.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("jsonl", [True, False])
 def test_awq_on_prompts_of_a_file(jsonl, tiny, tmp_path, capsys):
     prompts = tmp_path / "prompts"
@@ -132,6 +133,7 @@ def test_prompts_that_cannot_be_used(content, said, tiny, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_folders_that_cannot_be_used(tiny, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()

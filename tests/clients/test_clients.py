@@ -70,7 +70,7 @@ def command_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def thread_url() -> Iterator[str]:
+def thread_url(optimised: None, kept: None) -> Iterator[str]:
     """The same server on a thread, with programs that the test run has compiled already."""
     engine = build_engine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
     with live_server(engine, model="tables") as found:

@@ -25,7 +25,7 @@ from .distributions import (
 )
 from .environment import Environment
 
-pytestmark = pytest.mark.packaging
+pytestmark = pytest.mark.thorough
 
 DIST_INFO = f"rjax-{rjax.__version__}.dist-info"
 MOST_MEGABYTES = 40  # installed, without dependencies: 34 of them are the bundled model

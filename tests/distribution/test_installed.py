@@ -17,7 +17,7 @@ from .distributions import ROOT
 from .environment import Environment
 from .user_folder import ANSWER, CONVERSATION, MODULES, QUESTION, SYSTEM_PROMPT, UserFolder
 
-pytestmark = pytest.mark.packaging
+pytestmark = pytest.mark.thorough
 
 SIZES = [word for name, value in BUNDLED_SIZES.items() for word in (f"--{name}", str(value))]
 SIZES = [word.replace("_", "-") for word in SIZES]

@@ -44,9 +44,6 @@ PRINTS = {
 }
 """Texts that the output holds, by example."""
 
-BY_DEFAULT = {"graph_embeddings"}
-"""The others take 10 to 40 seconds each; other tests show the same in less."""
-
 ARGUMENTS = {"grpo": ["--steps", "1", "--held-out", "1"]}
 
 
@@ -78,13 +75,8 @@ def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES} == PRINTS.keys()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in BY_DEFAULT else pytest.mark.slow)
-        for name in sorted(PRINTS)
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", sorted(PRINTS))
 def test_example(name: str):
     out = run(name, *ARGUMENTS.get(name, []))
     for text in PRINTS[name]:

@@ -15,6 +15,7 @@ from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.programs import warmup
 from rjax.worker.step.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy
 from rjax.worker.step.runner import StepRunner
+from tests.properties import num_examples
 
 from .test_background_warmup import wait_until_compiled
 from .test_decode_steps import AT_ONCE, requests, tokens
@@ -107,7 +108,7 @@ def by_lot(tiny):
     ),
     aborts=st.dictionaries(st.integers(3, 40), st.integers(0, 5), max_size=2),
 )
-@hypothesis.settings(max_examples=15)
+@hypothesis.settings(max_examples=num_examples(15))
 def test_any_choice_gives_the_tokens_of_one_sequence_alone(by_lot, share, seed, arrivals, aborts):
     """Against the plain model, with requests that arrive, stream, stop and are aborted."""
     engine, policy, model = by_lot
@@ -157,6 +158,7 @@ def test_a_stream_has_each_token_of_a_program(tiny, decides):
     assert engine.stats().multi_steps > 0
 
 
+@pytest.mark.thorough
 def test_a_stream_and_a_waiting_request_get_single_steps(tiny, decides):
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     decides(Drawn(1.0)).serves_streams = False
@@ -193,6 +195,7 @@ def test_an_arrival_ends_the_groups(tiny, decides):
     assert output.finished
 
 
+@pytest.mark.thorough
 def test_nothing_is_measured_where_it_says_nothing(tiny, decides):
     """Steps with prompts or logprobs, and those of an incomplete group."""
     policy = decides(Drawn(1.0))
@@ -204,6 +207,7 @@ def test_nothing_is_measured_where_it_says_nothing(tiny, decides):
     assert engine.stats().multi_steps == 0
 
 
+@pytest.mark.thorough
 def test_a_warm_up_compiles_what_is_short(tiny, decides, monkeypatch):
     few = {"max_num_seqs": 3, "max_num_batched_tokens": 8, "warmup": "on"}
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -254,6 +258,7 @@ def test_a_step_is_short_on_the_device_or_beside_the_hosts_work(
     assert warmup._is_short(runner, worker._state, shape, 0.05) == short
 
 
+@pytest.mark.thorough
 def test_programs_of_a_small_model_are_in_the_plan(tiny, decides):
     decides(Drawn(1.0))
     engine = make_engine(tiny, warmup="background", num_pages=28)
@@ -266,6 +271,7 @@ def test_programs_of_a_small_model_are_in_the_plan(tiny, decides):
     engine.close()
 
 
+@pytest.mark.thorough
 def test_the_background_compiles_what_pays(tiny, decides, monkeypatch):
     policy = decides(Drawn(1.0))
     monkeypatch.setattr(policy, "pays_to_compile", lambda key: len(policy.told) > 10)

@@ -82,6 +82,7 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(found)
 
 
+@pytest.mark.thorough
 def test_requests_are_served_while_other_sizes_compile(tiny):
     expected = answers(run(make_engine(tiny), REQUESTS))
     engine = make_engine(tiny, warmup="background", num_pages=25)  # a size nobody compiled
@@ -97,6 +98,7 @@ def test_requests_are_served_while_other_sizes_compile(tiny):
 
 
 # test_auto_decode_steps.py compiles programs of several steps in the background.
+@pytest.mark.thorough
 @pytest.mark.parametrize("decode_steps", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_nothing_is_compiled_after_the_background_is_done(tiny, compilations, decode_steps):
     options = {"num_pages": 26 + decode_steps, "swap_space": "1MiB"}
@@ -113,6 +115,7 @@ def test_nothing_is_compiled_after_the_background_is_done(tiny, compilations, de
     engine.close()
 
 
+@pytest.mark.thorough
 def test_a_larger_size_says_the_same(tiny):
     engine = make_engine(tiny)
     expected = answers(run(engine, REQUESTS))
@@ -131,6 +134,7 @@ def test_a_larger_size_says_the_same(tiny):
     assert engine.stats().steps > 0
 
 
+@pytest.mark.thorough
 def test_prompt_logprobs_wait_for_no_program(tiny, monkeypatch):
     """Those of the largest step serve smaller ones, whose own are compiled meanwhile."""
     monkeypatch.setattr(worker_module, "_CPU_PADDING", math.inf)

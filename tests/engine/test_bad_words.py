@@ -39,6 +39,7 @@ def engine(tmp_path_factory) -> LLMEngine:
     return make_engine(write_model(tmp_path_factory.mktemp("bad words") / "tiny"))
 
 
+@pytest.mark.thorough
 def test_what_was_said_is_not_said_again(engine):
     prompt = engine.tokenizer.encode("Who lives in Peru?")
     params = SamplingParams(n=3, seed=4, max_tokens=24, ignore_eos=True)

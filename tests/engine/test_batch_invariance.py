@@ -50,6 +50,7 @@ def alone(tiny):
     return answers
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -98,6 +99,7 @@ def test_greedy_tokens_are_those_of_plain_forward_passes(tiny):
             assert entry[best].logprob == pytest.approx(row[best], abs=1e-4)
 
 
+@pytest.mark.thorough
 def test_n_samples_equal_n_seeded_requests_and_share_the_prompt(tiny):
     prompt = list(range(48))
     engine = make_engine(tiny, enable_relay_attention="on")

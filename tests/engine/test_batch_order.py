@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rjax.worker.step.batch_order import by_shared_pages
+from tests.properties import num_examples
 
 # A stand-in for a scheduled sequence has what is read of it, and not its type.
 pytestmark = pytest.mark.usefixtures("no_annotations_checked")
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 PAGE, MOST = 2, 12  # tokens a page; pages of a sequence
 
 
-@settings(max_examples=200)
+@settings(max_examples=num_examples(200))
 @given(
     tails=st.lists(
         st.tuples(st.integers(0, 99), st.integers(0, MOST), st.integers(1, MOST * PAGE)),

@@ -37,6 +37,7 @@ def make(name: str) -> LLMEngine:
 MODELS = sorted({case["model"] for case in RECORD["cases"]})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "stride"),
     [(MODELS[0], 5), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in MODELS)],
@@ -65,6 +66,7 @@ def test_beams_are_those_of_transformers(name, stride):
     assert stats.hit_rate > 0.8
 
 
+@pytest.mark.thorough
 def test_many_prompts_are_searched_at_once():
     cases = [c for c in RECORD["cases"] if c["model"] == "llama_g7_h64"]
     same = [

@@ -31,6 +31,7 @@ def ranked(engine, params):
     return sorted(ask(engine, every).outputs, key=lambda o: -o.cumulative_logprob)
 
 
+@pytest.mark.thorough
 def test_the_likeliest_samples_are_given_back(engine):
     want = ranked(engine, BEST)
     before = engine.stats().output_tokens
@@ -52,6 +53,7 @@ def test_logprobs_are_there_where_they_were_asked_for(engine):
         assert output.cumulative_logprob == pytest.approx(total)
 
 
+@pytest.mark.thorough
 def test_best_of_n_is_n(engine):
     plain = dataclasses.replace(BEST, best_of=None)
     same = dataclasses.replace(BEST, best_of=2)
@@ -92,6 +94,7 @@ def test_a_sample_that_was_cut_off_is_never_better_than_a_whole_one(engine, n):
     assert engine._blocks.counts().used == 0
 
 
+@pytest.mark.thorough
 def test_every_sample_has_its_mask(engine):
     class Only:
         def __init__(self, token: int) -> None:
@@ -110,6 +113,7 @@ def test_every_sample_has_its_mask(engine):
         engine.add_request("r", PROMPT, BEST, masks=[Only(1), Only(2)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_the_choice_does_not_depend_on_room(tiny, engine, preemption):
     params = dataclasses.replace(BEST, n=1, best_of=4, max_tokens=30)

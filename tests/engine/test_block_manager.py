@@ -15,6 +15,7 @@ from hypothesis.stateful import (
 
 from rjax.batch.page_hash import PageHashes, root_key
 from rjax.engine.pages.block_manager import BlockManager
+from tests.properties import num_examples
 
 PAGES, S = 12, 2
 
@@ -81,7 +82,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 
 TestBlockManager = BlockManagerMachine.TestCase
-TestBlockManager.settings = settings(max_examples=60, stateful_step_count=40)
+TestBlockManager.settings = settings(max_examples=num_examples(60), stateful_step_count=40)
 
 
 def keys_of(tokens, root=b"r"):

@@ -2,14 +2,23 @@
 
 import pytest
 
+from bench.train_bundled_model.make_demo import demo_table
+from bench.train_bundled_model.table import Table, system_prompt
 from rjax import LLM, SamplingParams
-from rjax.models.tables.demo import demo_questions, demo_system_prompt
 from tests.bundled import BUNDLED_SIZES
 
 pytestmark = pytest.mark.usefixtures("optimised", "kept")
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
-QUESTIONS = demo_questions()[:2]
+TABLE = Table(demo_table().columns, demo_table().rows[:6])
+PEOPLE = [dict(zip(TABLE.columns, row, strict=True)) for row in TABLE.rows[2:4]]
+QUESTIONS = [
+    (
+        f"Where does {person['name']} live?",
+        f"The country of {person['name']} is {person['country']}.",
+    )
+    for person in PEOPLE
+]
 
 
 def answers(conversations, **options):
@@ -23,10 +32,11 @@ def answers(conversations, **options):
 
 @pytest.fixture(scope="module")
 def conversations():
-    system = {"role": "system", "content": demo_system_prompt()}
+    system = {"role": "system", "content": system_prompt(TABLE)}
     return [[system, {"role": "user", "content": question}] for question, _ in QUESTIONS]
 
 
+@pytest.mark.thorough
 def test_relay_on_off_and_alone_give_the_expected_answers(conversations):
     on, stats = answers([conversations], enable_relay_attention="on")
     assert stats.kv_tokens_read < stats.kv_tokens_unshared

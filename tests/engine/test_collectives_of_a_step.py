@@ -3,6 +3,8 @@
 One process with virtual devices runs all of it: its start takes longest.
 """
 
+import pytest
+
 from .virtual_devices import run_on_virtual_devices
 
 _PROGRAM = """
@@ -62,5 +64,6 @@ print("equal")
 """
 
 
+@pytest.mark.thorough
 def test_a_step_has_one_collective_for_each_sum_and_one_for_the_tokens():
     assert run_on_virtual_devices(_PROGRAM, 4).endswith("equal\n")

@@ -73,6 +73,7 @@ def test_a_source_makes_the_engines_programs_or_none(tiny, cache):
         assert engine._worker._start_lanes is None
 
 
+@pytest.mark.thorough
 def test_a_process_compiles_and_ends(tiny, cache, children):
     compiled = collections.Counter[str]()
 

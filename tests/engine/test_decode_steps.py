@@ -69,6 +69,7 @@ def test_the_host_reads_many_steps_at_a_time(tiny):
     assert max(news) == AT_ONCE
 
 
+@pytest.mark.thorough
 def test_an_abort_in_the_midst_harms_no_other(tiny):
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     prompts = {"a": [5, 6, 7], "b": [8, 9]}
@@ -88,6 +89,7 @@ def test_an_abort_in_the_midst_harms_no_other(tiny):
     assert len(last["c"].outputs[0].token_ids) == 30
 
 
+@pytest.mark.thorough
 def test_nothing_is_compiled_after_a_warm_up(tiny):
     few = {"max_num_seqs": 3, "max_num_batched_tokens": 8}  # few sizes
     engine = make_engine(tiny, num_decode_steps=AT_ONCE, warmup="on", **few)

@@ -19,12 +19,14 @@ from .tiny import make_engine, run
 H200 = {"compute_capability": 9.0, "memory_bytes": 140 * 10**9, "devices": 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["awq", "gptq", "deepseek-fp8", "w8a8", "w4a16-asym"])
 def test_tokens_are_those_of_the_dequantised_weights(name, tmp_path):
     quantised, plain = write_quantised(tmp_path, SMALL, name, seed=4)
     assert answers(quantised, dequantize="on") == answers(plain)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("quantization", ["fp8", "int4"])
 def test_weights_that_would_be_quantised_stay_as_they_are(quantization, tmp_path):
     _, plain = write_quantised(tmp_path, SMALL, "w8a8", seed=4)
@@ -42,6 +44,7 @@ def test_the_summary_says_so(tmp_path):
         assert engine.summary["weights"].endswith("GiB: 0.00 GiB more")
 
 
+@pytest.mark.thorough
 def test_random_weights(tmp_path):
     quantised, _ = write_quantised(tmp_path, SMALL, "awq")
     engine = make_engine(quantised, dequantize="on")

@@ -107,6 +107,7 @@ def test_an_abort_at_any_step_gives_every_page_back(tiny, engine, steps):
     assert after.outputs[0].token_ids == fresh.outputs[0].token_ids
 
 
+@pytest.mark.thorough
 def test_a_prefix_can_be_filled_and_replaced_without_compiling(tiny):
     engine = make_engine(tiny, num_pages=64)
     rng = np.random.default_rng(2)

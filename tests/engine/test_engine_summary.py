@@ -59,6 +59,7 @@ def test_unquantised_weights():
     assert kernels(llama()) == ("mosaic attention; weights are streamed in steps of up to 128 rows")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("quantization", DENSE)
 def test_few_rows_are_read_by_kernels(quantization):
     found = direct_rows(llama(quantization))

@@ -149,6 +149,7 @@ def run_with_devices(program: str, *arguments: str) -> None:
     assert done.stdout.endswith("same\n")
 
 
+@pytest.mark.thorough
 def test_any_routing_gives_what_one_device_gives():
     run_with_devices(_OPERATION)
 
@@ -211,6 +212,7 @@ def test_the_workspace_has_room_for_all_rows_on_one_device():
     assert whole - cut >= slots * 3 * 24 * (2 + 4) * 3 // 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("shapes", "devices", "said"),
     [

@@ -70,6 +70,7 @@ def plain(folder):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -94,6 +95,7 @@ def test_kernels_name_the_experts(folder):
     assert {"linear", "activation"} <= uses.keys()  # of the dense layer
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "quantization", ["fp8", *(pytest.param(x, marks=pytest.mark.slow) for x in ("int8", "int4"))]
 )
@@ -122,7 +124,7 @@ def test_the_workspace_counts_the_rows_of_experts(folder):
 GOLDENS = ROOT / "tests" / "golden" / "experts"
 
 
-@pytest.mark.parametrize("relay", ["on", "off"])
+@pytest.mark.parametrize("relay", ["on", pytest.param("off", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "name",
     [

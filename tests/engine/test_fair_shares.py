@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rjax.engine.fair_shares import PATIENCE
 from rjax.errors import InvalidRequestError
 from rjax.sampling import SamplingParams
+from tests.properties import num_examples
 
 from .fake_worker import fake_engine, next_token
 from .invariants import check
@@ -56,7 +57,9 @@ def add(engine, name, share, *, tokens=4, n=1, priority=0):
     return prompt
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(
+    max_examples=num_examples(30), suppress_health_check=[HealthCheck.too_slow], deadline=None
+)
 @given(
     num_seqs=st.integers(1, 7),
     ahead=st.sampled_from([0, 0, 1, 5]),
@@ -85,6 +88,7 @@ def test_shares_that_wait_are_within_one_row_of_each_other(num_seqs, ahead, shar
                 assert count - leading[other] <= 1 or leading[other] == rows[other]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ahead", [0, 4])
 @pytest.mark.parametrize("priority", [0, FIRST])
 def test_a_newcomer_gets_its_rows_while_another_holds_all(ahead, priority):

@@ -141,6 +141,7 @@ def answers(folder, count, **options):
     return engine, {name: output.outputs[0].token_ids for name, output in done.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("count", "at_once", "kv"), [(3, 4, "auto"), (9, 1, "auto"), (9, 1, "fp8")]
 )
@@ -158,6 +159,7 @@ def test_an_engine_answers_the_same(tiny, use, monkeypatch, count, at_once, kv):
     assert answers(tiny, count, kv_cache_dtype=kv)[1] == got
 
 
+@pytest.mark.thorough
 def test_short_prompts_take_a_decode_shape_where_rows_are_spare(tiny, use, monkeypatch):
     use(PlainForms((8, 16), fused=False))
     engine, got = answers(tiny, 3)
@@ -170,6 +172,7 @@ def test_short_prompts_take_a_decode_shape_where_rows_are_spare(tiny, use, monke
     assert answers(tiny, 3)[1] == got
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kv", ["auto", "fp8"])
 def test_one_sequence_is_one_row(tiny, use, monkeypatch, kv):
     forms = PlainForms(ROWS, fused=True)
@@ -184,6 +187,7 @@ def test_one_sequence_is_one_row(tiny, use, monkeypatch, kv):
     assert answers(tiny, 1, kv_cache_dtype=kv)[1] == got
 
 
+@pytest.mark.thorough
 def test_functional_programs_take_them():
     forms = PlainForms(ROWS[1:], fused=False)
     logits = []
@@ -230,6 +234,7 @@ def test_which_models_take_them():
         assert other.streamed_rows == () and other.padded_rows(1) == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
 def test_one_layer_of_another_kind_does_not_decide(quantization):
     name = "deepseek-v2-lite"  # whose first layer alone is dense, 10,944 wide
@@ -242,6 +247,7 @@ def test_one_layer_of_another_kind_does_not_decide(quantization):
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("quantization", DENSE)
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-3b", "qwen2.5-0.5b"])
 def test_quantised_weights_leave_rows_to_prefill_ahead(model, quantization):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rjax.models import BUNDLED_MODEL, config_from_folder
 from rjax.worker.fingerprint import model_fingerprint
+from tests.properties import num_examples
 
 CONFIG = config_from_folder(BUNDLED_MODEL)
 DTYPES = ("bfloat16", "float32", "float8_e4m3fn", "int8", "uint8", "int4")
@@ -35,7 +36,7 @@ def test_equal_weights_have_one_identity(dtype):
     at=st.integers(0, 99),
     value=st.integers(0, 6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_examples(60), deadline=None)
 def test_one_other_value_is_another_model(dtype, leaf, at, value):
     ours = weights(dtype)
     flat = np.array(ours[leaf].astype("float32")).ravel()

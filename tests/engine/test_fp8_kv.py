@@ -80,6 +80,7 @@ def test_tokens_and_logprobs_are_those_of_rounded_kv(tiny, alone):
         np.testing.assert_allclose(logprobs, want, atol=2e-5)  # rounding KV changes 1e-3 or so
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -112,6 +113,7 @@ def test_a_page_takes_one_byte_a_number(tiny):
     assert worker.num_host_pages == 50_000 // stats.page_bytes
 
 
+@pytest.mark.thorough
 def test_a_saved_prefix_is_of_one_dtype(tiny, tmp_path):
     prefix = np.random.default_rng(0).integers(0, VOCAB, 27).tolist()
     request = ("a", [*prefix, 1], greedy(5))

@@ -1,5 +1,7 @@
 """On a mesh every operation of a step has a Mosaic kernel, as on one device; lowered for CUDA."""
 
+import pytest
+
 from .virtual_devices import run_on_virtual_devices
 
 _PROGRAM = """
@@ -80,5 +82,6 @@ print("same kernels")
 """
 
 
+@pytest.mark.thorough
 def test_several_devices_have_the_kernels_of_one():
     assert run_on_virtual_devices(_PROGRAM, 8).endswith("same kernels\n")

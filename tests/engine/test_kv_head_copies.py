@@ -103,6 +103,7 @@ assert len(jax.live_arrays()) == before
 """
 
 
+@pytest.mark.thorough
 def test_what_devices_cannot_share_is_refused_before_anything_is_allocated(tmp_path):
     folder = write(tmp_path / "odd", num_attention_heads=14, intermediate_size=70)
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"

@@ -27,6 +27,7 @@ from .virtual_devices import run_on_virtual_devices
 pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("shapes", "rows", "kv_dtype"),
     [
@@ -124,6 +125,7 @@ def test_blocks_of_fp8_give_the_tokens_of_the_dequantised_weights(tmp_path):
     assert found.splitlines()[-1] == str(want)
 
 
+@pytest.mark.thorough
 def test_fp8_kv_does_not_depend_on_relay(tmp_path):
     _, plain = write_quantised(tmp_path, LATENT, "w8a8", seed=4)
     found = [
@@ -133,6 +135,7 @@ def test_fp8_kv_does_not_depend_on_relay(tmp_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.thorough
 def test_results_that_the_output_projection_merges(tmp_path, monkeypatch):
     """As on Hopper: attention of one row is merged by the projection, which has no padding."""
     _, plain = write_quantised(tmp_path, LATENT, "w8a8", seed=4)

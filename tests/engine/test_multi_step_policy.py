@@ -13,6 +13,7 @@ from rjax.worker.step.multi_step_policy import (
     may_pay,
     multi_step_policy,
 )
+from tests.properties import num_examples
 
 MS = 1e-3
 
@@ -105,7 +106,7 @@ def test_nothing_alternates_between_the_two():
 @given(
     host=st.floats(0.1, 3), dispatch=st.floats(0.05, 3), device=st.floats(0.2, 5), data=st.data()
 )
-@settings(max_examples=25)
+@settings(max_examples=num_examples(25))
 def test_neither_choice_would_have_been_much_faster(host, dispatch, device, data):
     machine = Machine(host * MS, dispatch * MS, device * MS)
     machine.run(500)
@@ -131,7 +132,7 @@ def test_a_stream_takes_several_steps_where_they_are_twice_as_fast():
 
 
 @given(host=st.floats(0.1, 3), dispatch=st.floats(0.05, 3), device=st.floats(0.2, 5))
-@settings(max_examples=25)
+@settings(max_examples=num_examples(25))
 def test_a_stream_takes_several_steps_only_there(host, dispatch, device):
     machine = Machine(host * MS, dispatch * MS, device * MS, streams=True)
     machine.run(500)

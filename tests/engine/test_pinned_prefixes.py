@@ -135,6 +135,7 @@ def test_no_stream_of_better_requests_starves_a_worse_one():
     assert 8 <= len(ended) <= 18
 
 
+@pytest.mark.thorough
 def test_saved_prefixes_are_loaded_and_checked(tiny, tmp_path):
     prefix = np.random.default_rng(0).integers(0, VOCAB, 43).tolist()
     requests = [(str(i), [*prefix, i, 2 * i], GREEDY) for i in range(3)]
@@ -176,6 +177,7 @@ def test_saved_prefixes_are_loaded_and_checked(tiny, tmp_path):
         make_engine(tiny, num_pages=64, prefix_files=(str(path),))
 
 
+@pytest.mark.thorough
 def test_a_step_reads_every_shared_run_once_whatever_else_is_in_the_batch(tiny):
     """Nested beginnings, several side by side, and requests that share nothing."""
     rng = np.random.default_rng(1)

@@ -61,6 +61,7 @@ def _halves(value):
     return Partial(jnp.stack([value / 4, value * 0.75]), dtype=value.dtype)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -87,6 +88,7 @@ def test_an_engine_answers_the_same(tiny, monkeypatch, options):
     assert answers(tiny, 9, **options)[1] == got
 
 
+@pytest.mark.thorough
 def test_a_step_of_few_rows_is_four_kernels_a_layer():
     lowered = lowered_step("qwen3-0.6b", DecodeCase(16, 512, 128))
     counts, names = {}, (b"post_attention_block", b"split_k_gemm")

@@ -251,6 +251,7 @@ def test_code_from_outside_is_never_taken_from_disk(tiny, monkeypatch, tmp_path,
         jax.config.update("jax_compilation_cache_dir", before)
 
 
+@pytest.mark.thorough
 def test_a_second_engine_traces_nothing_and_says_the_same(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(worker, "open_store", lambda i, mesh: ProgramStore(tmp_path, i, mesh))
     expected = run(make_engine(tiny), REQUESTS)

@@ -11,6 +11,7 @@ RECORDED = json.loads(FILE.read_text())
 QUICK = {("bundled", "auto"), ("qwen3_g8_h128_tied", True), ("opt_h64_tied", False)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "relay"),
     [

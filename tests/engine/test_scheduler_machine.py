@@ -11,6 +11,7 @@ from rjax.batch.page_groups import pages_held
 from rjax.batch.step_worker import StatePoolSize
 from rjax.errors import OutOfMemoryError
 from rjax.sampling import SamplingParams
+from tests.properties import num_examples
 
 from .fake_worker import fake_engine, next_token
 from .invariants import check
@@ -174,7 +175,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=60,
+    max_examples=num_examples(60),
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -94,6 +94,7 @@ def test_tokens_are_those_of_each_request_alone(tiny, count, times, settings):
     assert all(seen.values()), seen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_samples_survive_preemption(tiny, preemption):
     """Samples of one prompt share pages, are preempted, and say what they would have said."""
@@ -113,6 +114,7 @@ def test_samples_survive_preemption(tiny, preemption):
     assert sum(o.metrics.num_preemptions for o in got.values()) == stats.preemptions
 
 
+@pytest.mark.thorough
 def test_nothing_is_leaked():
     """Many requests with random aborts: every page comes back, and host memory stays flat."""
     engine = fake_engine(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rjax.engine import mask_threads, request_masks
 from rjax.sampling import SamplingParams
+from tests.properties import num_examples
 
 from .test_token_mask import Script
 from .tiny import VOCAB, make_engine, run
@@ -152,7 +153,7 @@ def test_threads_end_when_they_are_idle(engine, monkeypatch):
             time.sleep(0.02)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=num_examples(12), deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), patience=st.sampled_from([0.0, 0.001, 0.02]))
 def test_tokens_do_not_depend_on_when_masks_are_ready(engine, monkeypatch_module, seed, patience):
     """Penalties, seeds and samples: as with masks that are never late."""

@@ -22,6 +22,7 @@ from rjax.worker.step.builder import COALESCED_STEPS, StepInputBuilder
 from rjax.worker.step.layout import PackedLayouts
 from rjax.worker.step.prepare import build_step_input, mean_stats
 from rjax.worker.step.shape import StepShape
+from tests.properties import num_examples
 
 from .tiny import make_engine, run
 
@@ -104,7 +105,7 @@ LENGTHS = st.lists(st.integers(1, PAGE * PAGES - 1), min_size=1, max_size=SEQS)
 WINDOWS = st.sampled_from([(None,), (None, 6), (None, 5, 5, 11), (9,), (17, 1)])
 
 
-@settings(max_examples=100)
+@settings(max_examples=num_examples(100))
 @given(lengths=LENGTHS, shared=st.integers(0, PAGES), windows=WINDOWS, seed=st.integers(0, 99))
 @pytest.mark.usefixtures("no_annotations_checked")
 def test_it_is_what_is_built_anew(lengths, shared, windows, seed):
@@ -121,7 +122,8 @@ def test_it_is_what_is_built_anew(lengths, shared, windows, seed):
         assert made.stats == mean_stats(stats, shape.groups)
 
 
-@settings(max_examples=100)
+@pytest.mark.thorough
+@settings(max_examples=num_examples(100))
 @given(lengths=LENGTHS, shared=st.integers(0, PAGES), windows=WINDOWS, seed=st.integers(0, 99))
 @pytest.mark.usefixtures("no_annotations_checked")
 def test_plans_of_coalesced_splits_are_right(lengths, shared, windows, seed):
@@ -156,6 +158,7 @@ def assert_in_sight(plan, positions, window: int):
             assert items.kv_stop[i] > furthest - window + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("windows", [(None,), (None, 6), (9,)])
 @pytest.mark.usefixtures("no_annotations_checked")
 def test_attention_of_items_that_grow_into_the_next_split(windows, monkeypatch):
@@ -196,6 +199,7 @@ def unseen_pages_poisoned(pools, table, positions, window):
     return jnp.asarray(np.where(seen[:, None, None, None], pools, np.nan))
 
 
+@pytest.mark.thorough
 @given(length=st.integers(1, PAGE * PAGES - 30), windows=WINDOWS)
 @pytest.mark.usefixtures("no_annotations_checked")
 def test_one_sequence_has_the_plan_of_its_length(length, windows):
@@ -258,6 +262,7 @@ def test_a_plan_serves_until_splits_change(monkeypatch, windows, expected):
         np.testing.assert_array_equal(packed, kept)
 
 
+@pytest.mark.thorough
 def test_an_engine_gives_the_same_tokens(tiny, monkeypatch):
     """With sequences that join, leave and are preempted, and each input checked."""
     requests = [

@@ -63,6 +63,7 @@ def late():
     event.set()
 
 
+@pytest.mark.thorough
 def test_nothing_waits(late):
     mover, pools, event = late
     pools = mover.run(pools, [SwapOut([0, 1, 2], [4, 5, 6])])

@@ -202,6 +202,7 @@ def test_a_request_that_is_aborted_while_its_masks_are_made_is_not_added(side: S
     drive(side, test)
 
 
+@pytest.mark.sample(1)
 def test_health_of_a_long_step(side: Side):
     async def test(engine):
         await until(lambda: engine.health == "ready")

@@ -78,6 +78,7 @@ def break_off(channel: ProcessChannel, how: str) -> None:
     channel._sock.send(data)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["kill", "huge", "garbage", "step", "nonsense"])
 def test_a_dead_engine_ends_its_streams(tmp_path, caplog, how):
     """Also one that fails in a step, and one that gets or sends what is no message."""
@@ -113,6 +114,7 @@ def test_a_dead_engine_ends_its_streams(tmp_path, caplog, how):
     assert ("the engine process sent a message of" in caplog.text) == (how == "nonsense")
 
 
+@pytest.mark.thorough
 def test_stop_does_not_wait_for_a_step(tmp_path):
     with opened(tmp_path) as channel:
         channel.wait_ready()
@@ -133,6 +135,7 @@ def test_stop_does_not_wait_for_a_step(tmp_path):
     assert channel.process.returncode == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("start", "error", "said"),
     [
@@ -151,6 +154,7 @@ def test_an_engine_that_cannot_be_built(tmp_path, start, error, said, capfd):
     assert channel.process.returncode == (-signal.SIGKILL if start == "nonsense" else 1)
 
 
+@pytest.mark.thorough
 def test_a_process_that_is_killed_while_it_starts(tmp_path):
     with opened(tmp_path, start="slow") as channel:
         wait_for(lambda: (tmp_path / "loading").exists())
@@ -159,6 +163,7 @@ def test_a_process_that_is_killed_while_it_starts(tmp_path):
             channel.wait_ready()
 
 
+@pytest.mark.thorough
 def test_progress_is_known_before_the_engine_serves(tmp_path):
     prepare = FACTORY.replace("make", "prepare")
     channel = ProcessChannel(FACTORY, {"folder": str(tmp_path)}, prepare=prepare)
@@ -175,6 +180,7 @@ def test_progress_is_known_before_the_engine_serves(tmp_path):
     assert channel.join(SOON)
 
 
+@pytest.mark.thorough
 def test_signals_are_for_the_front_end(process_side):
     process = process_side.channel.process
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -200,6 +206,7 @@ def front_end(folder: Path, start: str = "") -> Iterator[tuple[subprocess.Popen[
         process.communicate()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("when", ["loading", "streaming", "in a step"])
 def test_the_engine_ends_with_its_front_end(tmp_path, when):
     with front_end(tmp_path, "slow" if when == "loading" else "") as (process, engine):
@@ -215,6 +222,7 @@ def test_the_engine_ends_with_its_front_end(tmp_path, when):
         wait_for(lambda: not alive(engine), SOON)
 
 
+@pytest.mark.thorough
 def test_a_stopped_front_end_stops_no_step(tmp_path):
     """It then gets every token, in few outputs."""
 

@@ -21,6 +21,7 @@ def output(name: str, tokens: list[int], finished: bool) -> RequestOutput:
     return RequestOutput(name, None, [1, 2], None, [completion], finished, metrics)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])
 def test_a_full_socket_merges_outputs(kind):
     ours, theirs = socket.socketpair()

@@ -20,6 +20,7 @@ from rjax.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import Tokenizer
 from tests.frontend.tiny_tokenizers import build
+from tests.properties import num_examples
 
 TEXTS = ("well STOP here", "ab\n\nab 🙂é end", "  a  b", "STSTOPOP")
 EOS = frozenset({1})
@@ -129,7 +130,7 @@ def joined(outputs: list[RequestOutput], kind: RequestOutputKind) -> list[Comple
     return first.outputs
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=num_examples(150), deadline=None)
 @given(data=st.data())
 def test_outputs_are_those_of_an_engine_in_this_process(data: st.DataObject) -> None:
     pick = data.draw

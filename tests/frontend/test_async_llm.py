@@ -44,6 +44,7 @@ def over(llm: LLM) -> Iterator[AsyncLLM]:
     assert not llm.engine.has_unfinished_requests()
 
 
+@pytest.mark.thorough
 def test_requests_of_many_tasks_get_the_answers_of_llm(tiny_llm: LLM) -> None:
     prompts: list[Any] = ["Who?", [5, 6, 7], {"prompt": "Where?"}]
     wanted = StructuredOutputsParams(regex="[ab]{5}")
@@ -132,6 +133,7 @@ def test_dropping_it_ends_its_thread(tiny_llm: LLM) -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("collector_off")
 def test_its_own_engine_goes_with_it(tiny_folder: pathlib.Path) -> None:
     async def use() -> Any:
@@ -158,6 +160,7 @@ def test_its_own_engine_goes_with_it(tiny_folder: pathlib.Path) -> None:
     assert watched() is None
 
 
+@pytest.mark.thorough
 def test_an_engine_in_a_process(
     tiny_llm: LLM, tiny_folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch, request
 ) -> None:
@@ -211,6 +214,7 @@ def test_an_engine_in_a_process(
     asyncio.run(use())
 
 
+@pytest.mark.thorough
 def test_what_an_engine_process_refuses(tiny_folder: pathlib.Path) -> None:
     options = {**TINY_OPTIONS, "engine_process": True}
     with pytest.raises(InvalidConfigError, match="max_model_len is 10000000"):

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from rjax.engine.completion import Completion, StepLogprobs
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import OutputText, Tokenizer
+from tests.properties import num_examples
 
 from .tiny_tokenizers import build
 
-QUICK = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=num_examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 FINAL = RequestOutputKind.FINAL_ONLY
 
 

@@ -7,10 +7,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rjax.tokenization import Detokenizer, Tokenizer
+from tests.properties import num_examples
 
 from .tiny_tokenizers import build
 
-QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=num_examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 

@@ -42,6 +42,7 @@ def test_offline_without_bos(tmp_path: pathlib.Path) -> None:
         assert output.finished
 
 
+@pytest.mark.thorough
 def test_over_http(tmp_path: pathlib.Path) -> None:
     with live_server(make_engine(write_model(tmp_path))) as server:
 

@@ -29,6 +29,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["dropped", "idle", "running"])
 def test_an_async_llm_that_is_not_closed(how):
     ended = subprocess.run(

@@ -103,6 +103,7 @@ def stub(main: str) -> list[str]:
     return [sys.executable, "-c", f"{head}\n{own}\n{main}\nrun_process('it', main)"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("main", [STUBBORN, TURNED, COMPILING, TWICE, SOON_ENDED])
 def test_every_process_ends(main: str) -> None:
     status, seconds, _, err = interrupted(stub(main), lambda p: p.stdout.readline())
@@ -116,6 +117,7 @@ def test_what_was_written_is_not_lost() -> None:
     assert seconds < SOON
 
 
+@pytest.mark.thorough
 def test_a_command_that_handles_one_itself_is_left_alone() -> None:
     status, _, _, err = interrupted(stub(OWN), lambda p: p.stdout.readline())
     assert (status, err) == (7, "")

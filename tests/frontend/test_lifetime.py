@@ -83,6 +83,7 @@ def use(llm: LLM, path: pathlib.Path) -> list[Any]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("collector_off")
 def test_the_last_reference_frees_everything(
     tiny_folder: pathlib.Path, tmp_path: pathlib.Path
@@ -104,6 +105,7 @@ def test_the_last_reference_frees_everything(
     assert held()[1] <= compiled - count
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("collector_off")
 def test_close_frees_everything_and_is_told_of(tiny_folder: pathlib.Path) -> None:
     before = held()[0]
@@ -168,6 +170,7 @@ def test_an_engine_of_someone_else_stays_open() -> None:
         assert ask(llm)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("collector_off")
 def test_an_engine_behind_asyncio_goes_too(tiny_folder: pathlib.Path) -> None:
     engine = build_engine(EngineConfig.from_options({"model": str(tiny_folder), **OPTIONS}))

@@ -45,6 +45,7 @@ def llm(folder):
     return start(folder)
 
 
+@pytest.mark.thorough
 def test_a_named_text_is_put_before_texts(llm):
     llm.add_prefix("support", SYSTEM)
     llm.add_prefix("ids", [5, 6, 7, 8])
@@ -72,6 +73,7 @@ def test_time_is_up(llm):
     assert output.outputs[0].finish_reason == "abort"
 
 
+@pytest.mark.thorough
 def test_beams_of_texts(llm):
     params = BeamSearchParams(beam_width=3, max_tokens=5)
     outputs = llm.beam_search(USERS, params)

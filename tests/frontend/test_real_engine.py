@@ -98,6 +98,7 @@ def test_bad_prompts_harm_no_other(llm: LLM) -> None:
     assert not llm.engine.has_unfinished_requests()
 
 
+@pytest.mark.thorough
 def test_command_answers_alike_with_relay_on_and_off(
     folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +122,7 @@ def test_command_answers_alike_with_relay_on_and_off(
     assert stats["kv_bytes"] < stats["kv_bytes_without_sharing"]
 
 
+@pytest.mark.thorough
 def test_command_refuses_what_only_the_engine_can_judge(
     folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

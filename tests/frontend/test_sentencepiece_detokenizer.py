@@ -19,6 +19,7 @@ from rjax.tokenization import (
     WindowDetokenizer,
 )
 from rjax.tokenization.detokenizer import CONTEXT_TOKENS
+from tests.properties import num_examples
 
 from .tiny_tokenizers import KINDS
 
@@ -116,8 +117,9 @@ def without_bytes(tokenizer: Tokenizer, tokens: list[str | int]) -> list[str | i
     return [t for t in tokens if isinstance(t, str) or not is_byte(tokenizer.pieces([t])[0])]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sort", SORTS)
-@settings(max_examples=60)
+@settings(max_examples=num_examples(60))
 @given(tokens=token_lists(whole=False), before=token_lists(whole=False), skip=st.booleans())
 @example(tokens=["<0xC3>"] * 20 + ["▁"], before=[], skip=True)
 @example(tokens=["<0xE4>", "<0xBD>", "</s>", "<0xA0>", "<0xC3>", "▁"], before=["<0x20>"], skip=True)
@@ -139,8 +141,9 @@ def test_any_tokens_decode_as_at_once(
     assert len(shown) <= len(whole)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sort", SORTS)
-@settings(max_examples=60)
+@settings(max_examples=num_examples(60))
 @given(tokens=token_lists(whole=True), before=token_lists(whole=True), skip=st.booleans())
 def test_whole_characters_come_as_from_a_window(
     sort: str, tokens: list[str | int], before: list[str | int], skip: bool
@@ -157,7 +160,7 @@ def test_whole_characters_come_as_from_a_window(
 
 
 @pytest.mark.parametrize("sort", SORTS)
-@settings(max_examples=30)
+@settings(max_examples=num_examples(30))
 @given(text=st.text(st.sampled_from(CHARACTERS) | st.characters(exclude_categories=["Cs"])))
 def test_texts_come_whole(sort: str, text: str) -> None:
     tokenizer = build(sort)

@@ -50,6 +50,7 @@ KINDS: list[tuple[dict[str, Any], Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_every_kind_beside_free_requests_with_relay_on(tiny_llm: LLM) -> None:
     free = [params(seed=7), params(seed=8, n=2)]
     every = [free[0], *(params(n=2, **wanted) for wanted, _ in KINDS), free[1]]

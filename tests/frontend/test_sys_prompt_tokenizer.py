@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.tokenization import SysPromptTokenizer, Tokenizer, common_prefix, encode_shared_prefix
+from tests.properties import num_examples
 
 from .tiny_tokenizers import build
 
@@ -36,11 +37,12 @@ TEXT = st.one_of(
     st.lists(st.sampled_from(FRAGMENTS), max_size=6).map("".join),
 )
 QUICK = settings(
-    max_examples=60,
+    max_examples=num_examples(60),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
+@pytest.mark.sample(4)
 @QUICK
 @given(system=TEXT, users=st.lists(TEXT, min_size=1, max_size=3), schema=st.sampled_from(SCHEMAS))
 def test_seam_tokens_equal_whole_tokens(
@@ -58,6 +60,7 @@ def test_seam_tokens_equal_whole_tokens(
         assert sys_tokenizer.encode(user) == tokens
 
 
+@pytest.mark.sample(4)
 @QUICK
 @given(system=TEXT, user=TEXT, schema=st.sampled_from(SCHEMAS))
 def test_beginning_token_once_and_never_doubled(
@@ -75,6 +78,7 @@ def test_beginning_token_once_and_never_doubled(
     assert tokens.count(bos) == expected
 
 
+@pytest.mark.sample(4)
 @QUICK
 @given(
     common=TEXT, rests=st.lists(TEXT, max_size=4), special=st.booleans(), repeat=st.integers(1, 90)
@@ -130,6 +134,7 @@ def test_common_prefix(lists: list[list[int]]) -> None:
     assert any(len(row) == n for row in lists) or any(row != longer[0] for row in longer)
 
 
+@pytest.mark.thorough
 def test_added_token_across_the_seam() -> None:
     tokenizer = build("straddled")
     for user in ("x", ">y", "x>y", "\nQ"):

@@ -51,6 +51,7 @@ def _write(folder: pathlib.Path, kind: str, **files: dict[str, Any]) -> tokenize
     return tokenizers.Tokenizer.from_file(path)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CLASSES)
 def test_ids_are_those_of_the_file(name: str | None, tmp_path: pathlib.Path) -> None:
     given = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _FAKE = "raise AssertionError('imported')\n"
 _SCRIPT = """
 from rjax.tokenization.without_torch import leave_torch_out
@@ -14,6 +16,7 @@ print(Tokenizer(BUNDLED_MODEL).hf.decode(Tokenizer(BUNDLED_MODEL).hf("Peru").inp
 """
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_needs_no_torch(tmp_path: Path) -> None:
     package, version = tmp_path / "torch", tmp_path / "torch-2.11.0.dist-info"
     package.mkdir()

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from rjax import functional
 from rjax.models import config_from_dict, init_model
@@ -31,6 +32,7 @@ CONFIG = config_from_dict(
 )
 
 
+@pytest.mark.thorough
 def test_a_rollout_lowers_for_cuda():
     model = init_model(CONFIG)
     setup, weights = functional.prepare(model, max_context=512, relay="on")

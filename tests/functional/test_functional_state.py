@@ -84,6 +84,7 @@ def test_a_jitted_while_loop_decodes_greedily_as_plain_forward_passes_do():
             row.append(int(token))
 
 
+@pytest.mark.thorough
 def test_forks_of_forks_go_their_own_ways():
     setup, weights = prepared()
     tokens, lengths = prompts(2, longest=21)
@@ -101,6 +102,7 @@ def test_forks_of_forks_go_their_own_ways():
         np.testing.assert_allclose(jax.nn.log_softmax(logits), want, atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_the_samples_of_a_prompt_read_its_pages_once():
     setup, weights = prepared()
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 61, (2, 40)), jnp.int32)
@@ -121,6 +123,7 @@ def test_the_samples_of_a_prompt_read_its_pages_once():
     assert read == 2 * 32 + 16 * (8 + 1)
 
 
+@pytest.mark.thorough
 def test_a_row_without_room_says_so_and_harms_no_other():
     setup, weights = prepared()
     tokens, _ = prompts(3, longest=16)
@@ -139,6 +142,7 @@ def test_a_row_without_room_says_so_and_harms_no_other():
     np.testing.assert_array_equal(state.lengths, [64, 13])
 
 
+@pytest.mark.thorough
 def test_a_fork_without_room_says_so():
     setup, weights = prepared()
     tokens, _ = prompts(1, longest=12)

@@ -34,6 +34,7 @@ def rolled(relay):
     return jax.tree.map(np.asarray, run(weights, *prompts(PROMPTS), keys(1)))
 
 
+@pytest.mark.thorough
 def test_log_probabilities_equal_a_plain_forward_pass():
     setup, weights, _ = program("on")
     tokens, lengths = prompts(PROMPTS)
@@ -59,6 +60,7 @@ def test_samples_end_at_the_end_token_and_differ():
     assert len({row.tobytes() for row in out.tokens.reshape(-1, NEW)}) > PROMPTS * SAMPLES / 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("relay", ["off", "auto"])
 def test_relay_changes_no_token(relay):
     on, other = rolled("on"), rolled(relay)
@@ -66,6 +68,7 @@ def test_relay_changes_no_token(relay):
     np.testing.assert_allclose(on.logprobs, other.logprobs, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_samples_follow_the_model_s_chances():
     setup, weights, run = program("on")
     tokens, lengths = prompts(1)
@@ -78,6 +81,7 @@ def test_samples_follow_the_model_s_chances():
     assert np.abs(seen - chances).max() < 0.08
 
 
+@pytest.mark.thorough
 def test_a_trainer_samples_its_current_weights_without_a_recompile():
     setup, _, run = program("on")
     model = tiny_model()
@@ -103,6 +107,7 @@ def test_too_long_a_rollout_is_refused():
         )
 
 
+@pytest.mark.thorough
 def test_greedy_takes_the_likeliest():
     logits = jnp.asarray(np.random.default_rng(0).standard_normal((4, VOCAB)), jnp.float32)
     found = functional.sample(logits, keys(0)[:4], temperature=0.0, top_k=3)

@@ -74,6 +74,7 @@ def test_the_check_sees_a_copy():
     assert not aliased(text)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("rows", "seqs"), [(6, 6), (48, 6)], ids=["decode", "prompts"])
 def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs):
     graph, weights = nnx.split(tiny_model())
@@ -99,6 +100,7 @@ def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs):
     assert aliased(text) >= 2 * CONFIG.num_layers + 1  # the pools and what was sampled last
 
 
+@pytest.mark.thorough
 def test_a_decode_of_a_program_copies_neither_weights_nor_pages():
     setup, weights = prepared()
     state = functional.make_state(setup, batch=12, num_pages=PAGES, dtype=jnp.float32)
@@ -108,6 +110,7 @@ def test_a_decode_of_a_program_copies_neither_weights_nor_pages():
     assert aliased(text) == len(jax.tree.leaves(state))
 
 
+@pytest.mark.thorough
 def test_the_loop_of_a_rollout_copies_neither_weights_nor_pages():
     setup, weights = prepared()
     tokens, lengths = prompts(3)
@@ -124,6 +127,7 @@ def test_the_loop_of_a_rollout_copies_neither_weights_nor_pages():
     assert not set(moved(text)) & forbidden(weights)
 
 
+@pytest.mark.thorough
 def test_several_steps_at_once_copy_no_pages(tmp_path):
     at_once = 3
     engine = make_engine(write_config(tmp_path / "model"), num_decode_steps=at_once)

@@ -48,6 +48,7 @@ def workload(engine, seed: int, count: int) -> None:
         engine.step()
 
 
+@pytest.mark.thorough
 def test_nothing_compiles_after_a_warm_up(tmp_path, compilations):
     engine = make_engine(write_config(tmp_path / "model"), num_pages=64)  # nothing is swapped
     assert compilations.count > 0

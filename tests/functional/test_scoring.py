@@ -18,6 +18,7 @@ def test_the_example_of_the_docstring_runs():
     assert found.attempted >= 15
 
 
+@pytest.mark.thorough
 def test_logprobs_are_those_of_a_forward_pass_and_have_their_gradient():
     setup, weights = prepared()
     tokens = prompts(2, longest=9)[0]
@@ -35,6 +36,7 @@ def test_logprobs_are_those_of_a_forward_pass_and_have_their_gradient():
     np.testing.assert_allclose(slope, (total(1.001) - total(0.999)) / 0.002, rtol=2e-2)
 
 
+@pytest.mark.thorough
 def test_each_of_several_end_tokens_ends_a_sample():
     setup, weights = prepared(relay="off")
     tokens, lengths = prompts(2)

@@ -26,6 +26,7 @@ from rjax.worker.peer_memory import PeerMemory
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("devices", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))])
 def test_plain_sums_have_the_documented_order(devices):
     flags = f"--xla_force_host_platform_device_count={devices}"

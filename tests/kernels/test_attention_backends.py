@@ -124,6 +124,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(3, 6)
 @pytest.mark.parametrize(
     ("name", "shape"), CASES, ids=["{}-N{}K{}H{}S{}R{}C{}".format(n, *s) for n, s in CASES]
 )
@@ -131,6 +132,7 @@ def test_against_reference(backend, name, shape):
     check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "window", "shape"),
     [
@@ -184,6 +186,7 @@ def test_options_of_the_wrong_kind(attention, option):
         check_per_head(8, **{option: jnp.zeros(7)})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "shape", "fp8"),
     [
@@ -202,6 +205,7 @@ def test_fp8_pages(backend, name, shape, fp8):
     check(backend, name, shape, AttentionSpec(0.1), fp8=fp8)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -217,6 +221,7 @@ def test_other_head_dims(backend, name, shape):
     check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("shape", "fp8", "options"),
     [

@@ -20,16 +20,17 @@ _WAIT, _TRIGGER = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 _COPY = re.compile(r"cp[.]async[.]bulk[.]tensor")
 STEPS = [
     ("llama-3-8b", 64, None),
+    ("glm-4.7-flash", 8, None),
     ("llama-3-8b", 1, None),
-    ("llama-3-8b", 8, None),
+    ("gpt-oss-20b", 8, None),
     ("llama-3-8b", 64, "fp8"),
     ("llama-3-8b", 1, "int4"),
+    ("llama-3-8b", 8, None),
     ("qwen3-0.6b", 256, None),
-    ("gpt-oss-20b", 8, None),
-    ("glm-4.7-flash", 8, None),
 ]
 
 
+@pytest.mark.sample(1, 5)
 @pytest.mark.parametrize(("model", "rows", "quantization"), STEPS)
 def test_every_kernel_of_a_step_waits_and_lets_the_next_start(model, rows, quantization):
     """One that did not wait could start while a kernel before the last one still writes."""
@@ -64,6 +65,7 @@ def _int8(early: bool):
     return product, ((64, 512), (512, 512))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("product", [_split_k, _gate_up, _int8])
 @pytest.mark.parametrize("early", [False, True])
 def test_only_weights_of_arguments_are_read_before_the_wait(product, early):

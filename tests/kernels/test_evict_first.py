@@ -52,6 +52,7 @@ def shapes(*sizes):
     return [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in sizes]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rows", [8, 128])
 def test_weights_do_and_rows_do_not(rows):
     for product, weights in ((split_k_gemm, (256, 256)), (gate_up_gemm, (256, 2, 256))):
@@ -62,6 +63,7 @@ def test_weights_do_and_rows_do_not(rows):
 # One descriptor a work list copies queries. Keys and values have one for whole tiles, which
 # cooperative work tiles use too, and three for parts of a last tile. Each kind of work tile has two
 # copies by each descriptor.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("tile_rows", "batch", "pools"),
     [

@@ -24,6 +24,7 @@ def arguments(T, D, F, dtype=jnp.bfloat16):
     return jnp.asarray(h, dtype), jnp.asarray(w * D**-0.5, dtype)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_lowers(shape, dtype):

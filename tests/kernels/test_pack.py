@@ -56,6 +56,7 @@ def run_work_tiles(packed: PackedPlan, a: batches.Arrays, scale: float):
     return out, lse
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sharing", ["on", "off"])
 @pytest.mark.parametrize("batch", [batches.DECODE, batches.RELAY, batches.CHUNKS])
 @pytest.mark.parametrize(("N", "K", "tile_rows"), [(8, 2, 32), (8, 2, 16), (9, 3, 42)])
@@ -80,6 +81,7 @@ def test_work_tiles_and_destinations(batch, sharing, N, K, tile_rows):
     np.testing.assert_allclose(lse, want_lse, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("rows", "shared", "own", "reverse"),
     [
@@ -118,6 +120,7 @@ def load_of_ctas(packed: PackedPlan, num_ctas: int):
     return load
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("queries", [0, 64])
 @pytest.mark.parametrize("spread", [0, 128])
 def test_no_cta_has_much_more_work_than_others(queries, spread):

@@ -63,6 +63,7 @@ def shapes_of(*shape):
     return jax.eval_shape(lambda: (*arguments(*shape), GridBarrier.empty()))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "shape",
     [s if s in SHAPES[3:5] else pytest.param(s, marks=pytest.mark.slow) for s in SHAPES],

@@ -112,6 +112,7 @@ def wanted(scheme, h, chosen, weights, up, down, activation=SWIGLU, *biases):
     return run(h, chosen, weights, up, down, activation, *biases).summands[0]
 
 
+@pytest.mark.sample(1, 6)
 @pytest.mark.parametrize(
     ("name", "T", "J", "X", "D", "F", "skew", "activation"),
     [
@@ -180,6 +181,7 @@ def lowered(scheme, T, D, F, J, X, biased=False):
     return traced.lower(lowering_platforms=("cuda",))
 
 
+@pytest.mark.sample(2, 6)
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("T", [1, 64, 8192])
 def test_qwen_lowers_for_cuda(name, T):
@@ -187,6 +189,7 @@ def test_qwen_lowers_for_cuda(name, T):
     assert text.count("mosaic_gpu_v2") == (3 if T == 64 else 2)  # with that of the work list
 
 
+@pytest.mark.sample(2, 4)
 @pytest.mark.parametrize("name", ["mxfp4", "fp8", "fp8 blocks", "int4 of 64"])
 @pytest.mark.parametrize("T", [1, 7, 64, 512])
 def test_gpt_oss_lowers_for_cuda(name, T):
@@ -194,6 +197,7 @@ def test_gpt_oss_lowers_for_cuda(name, T):
     assert text.count("mosaic_gpu_v2") == (3 if T in (7, 64) else 2)  # with that of the work list
 
 
+@pytest.mark.thorough
 def test_refusals():
     assert grouped_gemm.refusal(2048, 768, jnp.bfloat16, ((1, 32), (128, 128), None)) is None
     assert "bfloat16" in grouped_gemm.refusal(2048, 768, jnp.float16, (None,))

@@ -61,6 +61,7 @@ def summed(products) -> np.ndarray:
     return products.sum(0)[0] if products.ndim == 3 else products[0]
 
 
+@pytest.mark.sample(5, 6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", MODELS)
 def test_kernels_lower(model, kind):
@@ -98,6 +99,7 @@ class PlainRow(StoredRow):
 
 
 # The last has more groups of warpgroups than the second split has stages.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "shape", "config"),
     [
@@ -120,6 +122,7 @@ def test_arithmetic(kind, shape, config, monkeypatch):
     assert error(summed(found), wanted(h[0], weight)) < (1e-5 if shape[0] == 1 else 4e-3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("largest", [1e-30, 0.4, 1.0, 127.0, 3e4])
 def test_arithmetic_of_rows_of_any_size(largest, monkeypatch):
     monkeypatch.setattr(quantised_gemm, "store_transposed", store_transposed)

@@ -106,6 +106,7 @@ def test_norms_that_are_refused():
         mosaic.rope_and_cache(*make(SHAPES[2]), norms=norms_of(80))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_plain_is_its_parts(shape):
     qkv, cos, sin, k_pages, v_pages, slots = make(shape, jnp.float32)
@@ -154,6 +155,7 @@ def test_fp8_pages_against_plain(shape, per_page):
         assert (pool != plain).sum() <= share * (plain != before).sum()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("per_page", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fp8_pages_lower_for_cuda(shape, per_page):

@@ -79,6 +79,7 @@ def _router(**changes):
     return change
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -111,6 +112,7 @@ def layer_input(config, T=19):
     return x, models.rotary_tables(config.rope, 7 * jnp.arange(T))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [V2, "deepseek_v2_j5_k2_lite_fused", V3])
 def test_the_absorbed_form_gives_the_same(name):
     """Attention over the latents: one key and value for all heads, as the paper computes it."""
@@ -143,6 +145,7 @@ def test_the_absorbed_form_gives_the_same(name):
     np.testing.assert_allclose(expanded, wanted, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [V2, "deepseek_v2_j5_k2_lite_fused", "glm4_moe_lite_j7_k3"])
 def test_heads_are_padded_to_one_size(name):
     loaded = load(name)
@@ -299,6 +302,7 @@ def linears(model):
     return {path: linear for path, linear in found if isinstance(linear, models.Linear)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["fp8", "int4"])
 def test_a_quantised_checkpoint_means_what_the_folder_says(tmp_path, scheme):
     folder = write_plain(tmp_path / "plain", DEEPSEEK)

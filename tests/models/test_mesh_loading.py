@@ -129,6 +129,7 @@ OSS = GPT_OSS | {"num_local_experts": 8, "num_attention_heads": 8, "intermediate
 SMALL, LARGE = 300, 1 << 20  # bytes of a block
 
 
+@pytest.mark.thorough
 def test_kv_heads_are_copied(tmp_path):
     biased = WIDE | {"attention_bias": True}
     uneven = WIDE | {"num_attention_heads": 12, "num_key_value_heads": 6}
@@ -162,6 +163,7 @@ def test_quantised_kv_heads_are_copied(tmp_path):
     check((phi3, 4, False, SMALL, None), most=4)
 
 
+@pytest.mark.thorough
 def test_experts_are_spread_or_cut(tmp_path):
     each = write_plain(tmp_path / "each", EXPERTS)
     fused = write_plain(tmp_path / "fused", OSS)
@@ -205,6 +207,7 @@ _DEFAULT = ["w4a16", "mxfp4"]
 _MORE = [name for name in FORMATS if name not in (*_DEFAULT, "deepseek-fp8")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [*_DEFAULT, *(pytest.param(name, marks=pytest.mark.slow) for name in _MORE)]
 )

@@ -12,6 +12,7 @@ from rjax import models
 from rjax.models.families import FAMILIES
 from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.models.rope import RopeConfig, inverse_frequencies
+from tests.properties import num_examples
 
 
 def read(values):
@@ -261,7 +262,7 @@ _FIELDS = sorted(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=num_examples(300))
 @given(
     architecture=st.sampled_from(sorted(FAMILIES)),
     rope=_ROPE | _ODD,

@@ -25,6 +25,7 @@ TINY = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize("window", [None, 1, 5])
 def test_equals_the_paged_reference(window, cap):
@@ -46,6 +47,7 @@ def test_equals_the_paged_reference(window, cap):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close(dtype):
     config = models.config_from_dict(TINY)
@@ -77,6 +79,7 @@ def test_padding_rows_are_harmless():
     assert np.isfinite(padded).all()
 
 
+@pytest.mark.thorough
 def test_trains_over_a_batch():
     graph, state = nnx.split(models.init_model(models.config_from_dict(TINY)))
     tokens = jax.random.randint(jax.random.key(1), (3, 12), 0, 50)

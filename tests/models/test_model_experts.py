@@ -78,6 +78,7 @@ def test_skewed_routing_drops_no_row(kind):
         assert not np.asarray(found)[10:90].any()
 
 
+@pytest.mark.thorough
 def test_gradients_are_those_of_the_reference():
     h, chosen, weights, up, down = problem(12, 5, 2, 16, 8)
 
@@ -126,6 +127,7 @@ def test_a_row_does_not_depend_on_the_experts_of_others(dtype, T):
         np.testing.assert_array_equal(bits(h2, c2, w2)[moved], found[kept])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("T", "X", "J", "R"),
     [(1, 1, 1, None), (1, 8, 128, None), (64, 8, 128, None), (50, 3, 7, 16), (700, 4, 7, None)],
@@ -220,6 +222,7 @@ def _fewer(config):
     return dataclasses.replace(config, experts=experts)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "change"),
     [

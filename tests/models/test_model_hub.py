@@ -124,6 +124,7 @@ def fetch(server, home, revision, token):
     return result.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_fetches_what_is_needed_from_a_mirror(mirror, tmp_path):
     server, handler = mirror
     said = fetch(server, tmp_path, "v1", TOKEN)

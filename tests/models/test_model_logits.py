@@ -67,6 +67,7 @@ def _rope(**changes):
     )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "change"),
     [

@@ -58,6 +58,7 @@ def whole(linear):
     return np.asarray(linear.weight_matrix(jnp.float32))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dequantize", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
 def test_weights_are_those_that_the_file_means(tmp_path, name, dequantize):
@@ -96,6 +97,7 @@ def test_the_modules_that_the_file_ignores_stay_as_they_are(tmp_path, name):
     assert "layers.0.mlp.up" not in schemes and "layers.0.mlp.shared.up" in schemes
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("values", [QWEN2_MOE, GPT_OSS | {"dtype": "float32"}], ids=["each", "one"])
 @pytest.mark.parametrize("name", ON_LOAD)
 def test_experts_are_quantised_on_load(tmp_path, values, name):
@@ -152,6 +154,7 @@ def test_the_weights_of_mxfp4_are_quantised_to_themselves(tmp_path):
             np.testing.assert_array_equal(leaf, theirs.leaves[name], f"{path} {name}")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_mxfp4_is_saved_as_quantised_while_loading(tmp_path, dtype):
     tensors = load_file(write_plain(tmp_path / "random", GPT_OSS) / "model.safetensors")
@@ -265,6 +268,7 @@ for (_, one), (module, two) in zip(leaves(1), leaves(2), strict=True):
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["fp8-dynamic", "w4a16", "int8 on load", "mxfp4"])
 def test_a_mesh_has_the_same_weights(tmp_path, name):
     wide, on_load = QWEN2_MOE | {"moe_intermediate_size": 64}, ""
@@ -326,6 +330,7 @@ def stored(weight, scheme, a):
     return arranged, np.stack(meant).reshape(J, inputs, *[a] * (a > 1), -1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_products_are_those_of_the_dequantised_weights(name):
     scheme, T, J, X, D, F = SCHEMES[name], 9, 5, 2, 64, 32
@@ -354,6 +359,7 @@ def test_scales_of_blocks_have_the_inputs_first():
     assert leaves["weight_scale"].of_experts.letters == "J A I"
 
 
+@pytest.mark.thorough
 def test_dummy_weights_of_every_scheme():
     config = models.config_from_dict(GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}})
     model = models.init_model(config, dtype=jnp.bfloat16)
@@ -368,6 +374,7 @@ def test_dummy_weights_of_every_scheme():
             assert 0.01 < whole(linear).std() < 0.04
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scheme", ["fp8", "int8", "int4"])
 def test_a_quantised_checkpoint_means_what_the_folder_says(tmp_path, scheme):
     folder = write_plain(tmp_path / "plain", QWEN2_MOE)

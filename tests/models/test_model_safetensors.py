@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from rjax.models.errors import CheckpointError
 from rjax.models.loading.tensors import read_header
+from tests.properties import num_examples
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -129,7 +130,7 @@ _ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=num_examples(200))
 @given(
     header=st.dictionaries(st.text(max_size=4), _ENTRY | _JSON, max_size=4) | _JSON,
     data=st.binary(max_size=40),

@@ -27,6 +27,7 @@ TINY = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shard_bytes", [10_000_000, 9_000])
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True, "attention_bias": True}])
 def test_a_saved_model_loads_as_itself(tmp_path, changes, shard_bytes):

@@ -138,6 +138,7 @@ print("same")
 """
 
 
+@pytest.mark.thorough
 def test_same_logits_on_several_devices(tmp_path):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     result = subprocess.run(

@@ -47,6 +47,7 @@ def linears(model):
     return {path: linear for path, linear in found if isinstance(linear, models.Linear)}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("family", "kind"), crossed(list(FAMILY_CONFIGS), KINDS, 5))
 def test_the_folder_loads_as_the_weights_that_it_means(tmp_path, family, kind):
     values = FAMILY_CONFIGS[family]
@@ -142,6 +143,7 @@ def test_config_is_that_of_the_library(tmp_path, kind, golden):
     assert quantization == expected
 
 
+@pytest.mark.thorough
 def test_shards_and_repeated_runs(tmp_path):
     source = write_plain(tmp_path / "source", LLAMA)
     for out in ("a", "b"):
@@ -156,6 +158,7 @@ def test_shards_and_repeated_runs(tmp_path):
     np.testing.assert_array_equal(logits_of(a, PROMPTS[0]), logits_of(whole, PROMPTS[0]))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float64])
 def test_scales_and_norms_have_the_types_of_the_file(tmp_path, dtype):
     source = write_plain(tmp_path / "source", LLAMA)

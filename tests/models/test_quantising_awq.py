@@ -20,6 +20,7 @@ def load(folder):
     return models.load_model(folder, dtype="float32", progress=False).model
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_folded_scales_keep_the_function(tmp_path, family):
     values = FAMILY_CONFIGS[family]
@@ -48,6 +49,7 @@ def test_a_gelu_without_a_gate_is_not_scaled_through():
         assert bool(shared_inputs(config, 0)[3].rows) == scaled
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_outlier_channels(tmp_path, symmetric):
     source = write_plain(tmp_path / "source", LLAMA, outliers=30.0)
@@ -104,6 +106,7 @@ def test_recorded_inputs_are_means_over_real_tokens(tmp_path):
                 )
 
 
+@pytest.mark.thorough
 def test_the_recorded_stream_is_the_models(tmp_path):
     """Inputs of the last projection, from which the output of the layer follows."""
     source = write_plain(tmp_path / "source", FAMILY_CONFIGS["mistral"])

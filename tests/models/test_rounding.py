@@ -44,6 +44,7 @@ def without_rounding(traced: ClosedJaxpr, *arguments: jax.Array) -> list[jax.Arr
     return [known[each] for each in jaxpr.outvars]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_values_are_of_the_stored_scales(dtype):
     weight, scheme = random_weight(dtype), Scaled("int4", (1, GROUP), scale_dtype=dtype)
@@ -102,6 +103,7 @@ def mxfp4_meaning(weight) -> np.ndarray:
     return np.asarray(MXFP4.widened(leaves))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("deviation", [1e-30, 0.02, 1.0])
 def test_values_of_mxfp4_are_the_nearest_of_their_scales(dtype, deviation):
@@ -115,6 +117,7 @@ def test_values_of_mxfp4_are_the_nearest_of_their_scales(dtype, deviation):
     np.testing.assert_array_equal(mxfp4_meaning(weight), mxfp4_of(weight, scale))
 
 
+@pytest.mark.thorough
 def test_halves_of_mxfp4_become_even():
     halves = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0])
     group = np.concatenate([halves, -halves, np.zeros(16)]).astype(np.float32)
@@ -123,6 +126,7 @@ def test_halves_of_mxfp4_become_even():
     np.testing.assert_array_equal(mxfp4_meaning(group[None])[0], wanted)
 
 
+@pytest.mark.thorough
 def test_every_number_of_mxfp4_stays_as_it_is():
     draw = np.random.default_rng(0)
     values = draw.integers(0, 16, (512, 4, 32), np.uint8).view(ml_dtypes.float4_e2m1fn)
@@ -131,6 +135,7 @@ def test_every_number_of_mxfp4_stays_as_it_is():
     np.testing.assert_array_equal(mxfp4_meaning(weight), weight)
 
 
+@pytest.mark.thorough
 def test_the_ends_of_the_range_of_mxfp4():
     weight = np.zeros((4, 32), np.float32)
     weight[1, :2], weight[2, :3], weight[3, 0] = (12, 1), (1e6, -40, 3), 2.0**-130

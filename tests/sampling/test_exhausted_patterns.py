@@ -51,6 +51,7 @@ def walks(constraint: Constraint, count: int = 60) -> list[str]:
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_walk_ends(name):
     schema = CLOSED | SCHEMAS[name]

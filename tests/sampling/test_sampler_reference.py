@@ -24,6 +24,7 @@ from scipy import stats
 
 from rjax.sampling import SamplingParams
 from rjax.sampling.truncation import truncate
+from tests.properties import num_examples
 
 FEATURES = [
     SamplingParams(),
@@ -82,7 +83,7 @@ def test_feature(params):
     assert compared
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=num_examples(150), suppress_health_check=[HealthCheck.filter_too_much])
 @given(SEQUENCES, st.integers(0, 2**31))
 def test_any_mixture(drawn, seed):
     case = made(drawn)
@@ -93,6 +94,7 @@ def test_any_mixture(drawn, seed):
         assume(False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "params",
     [
@@ -159,6 +161,7 @@ def kept(x, top_k: list[int], top_p: list[float]) -> np.ndarray:
     return np.isfinite(jax.jit(truncate)(rows, jnp.array(top_k), jnp.array(top_p), off)).sum(-1)
 
 
+@pytest.mark.thorough
 def test_thresholds_over_a_large_vocabulary():
     x = np.random.default_rng(0).permutation(np.linspace(-30, 0, 2**18).astype(np.float32))
     assert len(np.unique(x)) == 2**18

@@ -34,6 +34,7 @@ from rjax.sampling import (
     slot_row,
 )
 from rjax.sampling.state import SlotRow
+from tests.properties import num_examples
 
 STEPS = 6
 MODES = ("greedy", "random", "full")
@@ -55,7 +56,7 @@ def run_alone(case: Case, logits: np.ndarray, mode="full", num_steps=STEPS) -> l
     return tokens
 
 
-@settings(max_examples=25)
+@settings(max_examples=num_examples(25))
 @given(st.lists(SEQUENCES, min_size=2, max_size=4), st.integers(0, 2**31), st.randoms())
 def test_tokens_are_the_same_alone_and_in_any_batch(drawn, seed, random):
     cases = [made(one) for one in drawn]
@@ -86,7 +87,7 @@ def test_tokens_are_the_same_alone_and_in_any_batch(drawn, seed, random):
     assert together == alone
 
 
-@settings(max_examples=25)
+@settings(max_examples=num_examples(25))
 @given(SEQUENCES, st.integers(0, 2**31), st.integers(0, STEPS))
 def test_resumed_sequence_goes_on_the_same(drawn, seed, cut):
     case = made(drawn)
@@ -112,7 +113,7 @@ def test_a_row_holds_every_field_of_the_state():
     assert [field.name for field in dataclasses.fields(SlotRow)] == names
 
 
-@settings(max_examples=25)
+@settings(max_examples=num_examples(25))
 @given(REQUESTS, st.integers(0, 2**64 - 1))
 def test_nothing_of_a_former_sequence_is_left(options, seed):
     state = admitted({s: Case(EVERYTHING, 9, prompt=(1, 2, 3)) for s in range(SLOTS)})
@@ -146,7 +147,7 @@ def test_without_allowed_ids_all_are_allowed(vocab_size):
     assert bits.sum() == bits[:vocab_size].sum() == vocab_size
 
 
-@settings(max_examples=25)
+@settings(max_examples=num_examples(25))
 @given(st.dictionaries(st.integers(0, 39), SEQUENCES, max_size=40))
 def test_several_are_admitted_as_each_alone(drawn):
     rows = {slot: made(one).row() for slot, one in drawn.items()}

@@ -9,6 +9,7 @@ from sampling_cases import EVERYTHING, WIDTH, Case, V, admitted, logits_of, step
 
 from rjax.sampling import token_logprobs
 from rjax.sampling.prompt_logprobs import most_likely
+from tests.properties import num_examples
 
 compiled = jax.jit(token_logprobs, static_argnames="k")
 
@@ -20,7 +21,7 @@ def expected_logprobs(logits: np.ndarray) -> np.ndarray:
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=num_examples(30))
 @given(st.integers(0, 2**31), st.lists(st.integers(0, V - 1), min_size=3, max_size=3))
 def test_against_numpy(seed, targets):
     logits = logits_of(seed, 3)
@@ -35,7 +36,7 @@ def test_against_numpy(seed, targets):
     np.testing.assert_allclose(result.top_logprobs, best, rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=num_examples(30), deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([1, 2, 7]), st.sampled_from([1, 20]))
 def test_the_most_likely_of_a_large_vocabulary_in_the_order_of_their_ids(seed, kinds, k):
     """With few kinds of values, most of them tie; -inf is one of them."""

@@ -69,6 +69,7 @@ def test_another_file_is_left(path):
     assert path.read_text() == "mine"
 
 
+@pytest.mark.thorough
 def test_the_file_goes_when_the_model_cannot_be_loaded(path, capsys):
     assert main(["--uds", str(path), "--model", "/nowhere"]) == 2
     assert "/nowhere" in capsys.readouterr().err

@@ -92,6 +92,7 @@ def test_bombs_do_not_hold_up_others(server: LiveServer):
     assert server.used_bytes() == 0
 
 
+@pytest.mark.thorough
 def test_grammar_cache_is_bounded(folder, monkeypatch):
     monkeypatch.setattr(compiled_grammar, "_SHARED_FOR", 1e9)
     with live_server(make_engine(folder), limits=ServeLimits(grammar_cache=4)) as small:
@@ -120,6 +121,7 @@ def test_dead_engine_is_unhealthy_and_says_little(folder, monkeypatch):
 
 
 # The last two are beyond the model's length.
+@pytest.mark.thorough
 @pytest.mark.parametrize("minimum", [1, pytest.param(600, marks=pytest.mark.slow), 2**31 - 1])
 def test_minimum_without_a_maximum(server: LiveServer, minimum):
     body = {"messages": [{"role": "user", "content": "a"}], "min_tokens": minimum, "top_k": 1}

@@ -158,6 +158,7 @@ def test_an_evicted_or_deleted_response_is_aborted(client, served, gate):
             client.responses.retrieve(name)
 
 
+@pytest.mark.thorough
 def test_events_are_bounded_per_key(client, served):
     """A stream whose events do not fit ends, and the other key's response stays."""
     args = {"input": "a", "background": True, **LONG}

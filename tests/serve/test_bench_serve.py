@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import inspect
 import json
 import math
 import statistics
@@ -14,10 +15,17 @@ from rjax.batch.compile_progress import CompileProgress
 from rjax.benchmarks.serve_client import Measured, measured
 from rjax.benchmarks.serve_report import row
 from rjax.benchmarks.serve_workload import Workload
-from rjax.benchmarks.stream_client import Address, Arrival, stream_load
+from rjax.benchmarks.stream_client import Address, Arrival, stream_load, stream_load_in_processes
 from rjax.commands.bench import serve
 
 from .live_server import LiveServer
+
+
+@pytest.fixture
+def quick_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To few clients, on this machine."""
+    defaults = inspect.unwrap(stream_load_in_processes).__kwdefaults__
+    monkeypatch.setitem(defaults, "lead_seconds", 0.3)
 
 
 def test_arrivals_are_poisson_and_repeatable():
@@ -77,6 +85,7 @@ class Scripted(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("piece", "counts"),
     [
@@ -106,8 +115,9 @@ def test_the_first_token_may_be_of_reasoning_or_a_call(piece, counts):
     assert found.last - found.first == pytest.approx(0.1 if counts else 0.0, abs=0.09)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chat", [False, True])
-def test_sweep_against_a_server(server: LiveServer, tmp_path, chat, capsys):
+def test_sweep_against_a_server(server: LiveServer, tmp_path, chat, capsys, quick_connections):
     argv = ["--url", server.url + "/v1", "--rates", "20,inf", "--requests", "6"]
     argv += [
         "--prefix-words",
@@ -165,7 +175,8 @@ class Stranger(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_sweep_against_another_server(tmp_path, capsys):
+@pytest.mark.thorough
+def test_sweep_against_another_server(tmp_path, capsys, quick_connections):
     (tmp_path / "key").write_text("secret\n")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
@@ -220,7 +231,10 @@ def test_a_server_without_the_route_is_one_line(server: LiveServer, capsys):
     assert "404" in error
 
 
-def test_nothing_is_measured_while_the_server_compiles(server: LiveServer, monkeypatch):
+@pytest.mark.thorough
+def test_nothing_is_measured_while_the_server_compiles(
+    server: LiveServer, monkeypatch, quick_connections
+):
     engine = server.service.engine.engine
     progress = [CompileProgress(3, 3), CompileProgress(2, 3), CompileProgress(1, 3)]
     monkeypatch.setattr(engine, "compile_progress", progress.pop)

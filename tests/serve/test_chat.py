@@ -191,6 +191,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("where", ["local", "remote"])
 def test_ctrl_c_stops_the_answer_and_frees_it(server: LiveServer, folder, where):
@@ -375,6 +376,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.thorough
 def test_a_spinner_runs_until_the_first_piece():
     notes = Terminal()
     with spinning(notes) as spinner:

@@ -107,6 +107,7 @@ def test_a_request_that_fails_in_a_step_fails_alone(server: LiveServer, monkeypa
     assert server.used_bytes() == 0
 
 
+@pytest.mark.thorough
 def test_a_dead_engine_ends_the_process(folder, monkeypatch, capsys):
     """Requests under way and later ones get a 503, and then the port closes."""
     engine, found = make_engine(folder), []

@@ -61,6 +61,7 @@ def test_a_killed_engine_ends_streams_and_server(process):
     assert time.monotonic() - killed < SOON
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_the_engine_ends_with_the_server(process, sent):
     started, url = process
@@ -89,6 +90,7 @@ assert service.engine.channel.join(60)
 """
 
 
+@pytest.mark.thorough
 def test_the_front_end_uses_no_device():
     """Its memory is the engine's."""
     done = subprocess.run(

@@ -61,6 +61,7 @@ def test_four_streams_of_256_sequences_leave_another_key_its_share(server: LiveS
     assert server.used_bytes() == 0
 
 
+@pytest.mark.thorough
 def test_a_priority_does_not_hold_up_another_key(server: LiveServer):
     """Neither while its requests run nor while many of them wait."""
     server.wait_idle()
@@ -74,6 +75,7 @@ def test_a_priority_does_not_hold_up_another_key(server: LiveServer):
     server.wait_idle()
 
 
+@pytest.mark.thorough
 def test_the_operator_may_order_all_keys_by_priority(folder):
     """The one that came first, and has no row, goes last."""
     ended = []

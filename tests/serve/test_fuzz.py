@@ -31,7 +31,8 @@ CHECKS = [
 @pytest.mark.parametrize(
     ("mode", "examples"),
     [
-        (GenerationMode.POSITIVE, 3),  # drawing a body takes longer than answering it
+        # Drawing a body takes longer than answering it.
+        pytest.param(GenerationMode.POSITIVE, 3, marks=pytest.mark.thorough),
         (GenerationMode.NEGATIVE, 8),
         pytest.param(GenerationMode.POSITIVE, 100, marks=pytest.mark.slow),
         pytest.param(GenerationMode.NEGATIVE, 100, marks=pytest.mark.slow),

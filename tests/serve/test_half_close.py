@@ -67,6 +67,7 @@ def test_a_question_is_answered(server: LiveServer, path):
     assert (status, json.loads(body)) == (200, ask(server, "GET", path).json)
 
 
+@pytest.mark.sample(1, 5)
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -95,6 +96,7 @@ def test_a_slow_answer_is_whole(server: LiveServer, path, body):
     server.wait_idle()
 
 
+@pytest.mark.thorough
 def test_a_prefix_is_registered(server: LiveServer):
     body = {"name": "half", "prompt": "an own prefix " * 20}
     with slowed(server, 0.1), half_closed(server, raw_post("/v1/prefixes", body)) as link:
@@ -103,6 +105,7 @@ def test_a_prefix_is_registered(server: LiveServer):
     assert ask(server, "DELETE", "/v1/prefixes/half").status == 200
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_that_waits_in_the_queue_comes(server: LiveServer, stream):
     """What the client gets meanwhile is skipped by every client."""
@@ -129,6 +132,7 @@ def test_an_answer_that_waits_in_the_queue_comes(server: LiveServer, stream):
         assert sent.endswith(b"0\r\n\r\n") and b"data: [DONE]" in sent
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["running", "queued"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_closes_is_aborted_at_once(server: LiveServer, stream, where):
@@ -151,6 +155,7 @@ def test_a_client_that_closes_is_aborted_at_once(server: LiveServer, stream, whe
     server.wait_idle()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_half_closed_client_that_closes_later_is_aborted(server: LiveServer, stream):
     """The kernel does not say it without a write: the probes do."""

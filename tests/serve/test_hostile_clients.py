@@ -80,6 +80,7 @@ def register(server: LiveServer, name: str) -> Answer:
     return ask(server, "POST", "/v1/prefixes", body)
 
 
+@pytest.mark.thorough
 def test_prefixes_wait_their_turn_while_streams_go_on(small: LiveServer):
     """The queue has room for 40: four streams, and 36 of 45 prefixes."""
     small.wait_idle()
@@ -167,6 +168,7 @@ def test_tokens_that_wait_for_a_reader_are_bounded(small: LiveServer):
     assert small.used_bytes() == 0
 
 
+@pytest.mark.thorough
 def test_an_answer_that_is_never_read_is_dropped(small: LiveServer):
     small.wait_idle()
     until(lambda: len(small.server._open) == 0, 10)
@@ -180,6 +182,7 @@ def test_an_answer_that_is_never_read_is_dropped(small: LiveServer):
         assert found is not None and len(found) < 200_000
 
 
+@pytest.mark.thorough
 def test_slow_readers_get_all_of_their_stream(small: LiveServer):
     """Slower than the engine, and faster than 16 KiB in ``send_seconds``."""
     small.wait_idle()
@@ -295,6 +298,7 @@ def test_slow_headers_have_a_deadline(narrow: LiveServer):
             assert time.monotonic() - start < 4
 
 
+@pytest.mark.thorough
 def test_busy_connections_leave_health_its_own(narrow: LiveServer):
     """Bodies that never come keep as many requests under way as may be; they have a deadline."""
     part = raw_post("/v1/completions", SHORT)[:-5]
@@ -340,6 +344,7 @@ def test_where_all_are_busy_only_health_is_answered(folder):
             assert refused.headers["retry-after"] == "2"
 
 
+@pytest.mark.thorough
 def test_a_flood_of_commands_does_not_stop_streams(small: LiveServer):
     small.wait_idle()
     stop = threading.Event()

@@ -82,6 +82,7 @@ def test_grammars_are_shared_within_a_key_until_their_masks_are_slow(
             assert owners == []
 
 
+@pytest.mark.thorough
 def test_grown_grammars_do_not_stay(keyed: LiveServer):
     assert post(keyed, KEYS[0], **growing(0)).status_code in (200, 400)
     before = resident()
@@ -93,6 +94,7 @@ def test_grown_grammars_do_not_stay(keyed: LiveServer):
     assert resident() - before < 150e6
 
 
+@pytest.mark.thorough
 def test_all_grammars_together_have_a_bound(folder):
     limits = ServeLimits(grammar_bytes=16 * 2**20)
     with live_server(make_engine(folder), limits=limits, keys=KEYS) as small:
@@ -112,6 +114,7 @@ def test_one_slow_mask_ends_its_request(folder):
         assert "s at one token; 0.02 s are allowed" in failed.json()["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_slow_masks_of_a_key_end(folder):
     limits = ServeLimits(key_mask_seconds=0.5)
     known, new = ({"structured_outputs": {"regex": f"[ab]{{{size}}}"}} for size in (100, 101))

@@ -113,6 +113,7 @@ async def events(server: LiveServer, samples: int) -> list[str]:
     return events
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", [whole, chat, events])
 def test_large_answers_do_not_stop_the_loop(server: LiveServer, form: Callable[..., Any]):
     def measure() -> float:
@@ -168,6 +169,7 @@ def test_logprobs_within_the_length_are_allowed():
         within_logprobs_limit(params, [100], LENGTH, most - 1)
 
 
+@pytest.mark.thorough
 def test_without_max_tokens_the_limit_of_logprobs_ends_an_answer():
     params = SamplingParams(max_tokens=None, logprobs=20, n=2)
 

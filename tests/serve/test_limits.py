@@ -257,6 +257,7 @@ def test_a_queue_smaller_than_the_batch_is_logged(folder, caplog, queued, warns)
     ) == warns
 
 
+@pytest.mark.thorough
 def test_a_burst_waits_for_its_texts(server: LiveServer):
     """As many requests as the queue takes, all at once, with texts that workers tokenise."""
     body = {**COMPLETION, "prompt": "ab " * 200, "truncate_prompt_tokens": 4, "max_tokens": 1}

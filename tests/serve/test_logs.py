@@ -62,6 +62,7 @@ def test_throughput_of_an_interval():
     assert "prefix hit rate -, token reads saved -" in line
 
 
+@pytest.mark.thorough
 def test_throughput_is_logged_under_load_only(server: LiveServer, log):
     async def watch() -> None:
         await asyncio.wait_for(log_throughput(server.service.engine, 0.05), 1.0)
@@ -171,6 +172,7 @@ def test_a_traceback_is_logged_once_a_minute(monkeypatch):
     assert len(repeated._kinds) == 100
 
 
+@pytest.mark.thorough
 def test_a_model_has_several_names(folder):
     with live_server(make_engine(folder), model="first", aliases=("second",)) as server:
         url = server.url + "/v1"

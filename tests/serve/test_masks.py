@@ -12,6 +12,7 @@ from rjax.structured.mask_request import MaskRequest
 from .live_server import make_engine
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("plain", [0, 2])
 def test_steps_of_a_masked_token(folder, plain):
     engine = make_engine(folder)

@@ -129,6 +129,7 @@ def test_rejections_name_their_limit(folder):
         assert found['admission_rejections_total{reason="draining"}'] == 0
 
 
+@pytest.mark.thorough
 def test_probes_and_figures_while_a_step_compiles(folder, monkeypatch):
     get, entered, compiled = CompiledPrograms.get, threading.Event(), threading.Event()
 
@@ -266,6 +267,7 @@ def test_vllms_metrics_count_as_vllm_does(unused: LiveServer):
     assert found["request_decode_time_seconds_sum"] == pytest.approx(gaps)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stream", [False, True])
 def test_samples_count_as_requests_in_vllms_metrics(unused: LiveServer, stream):
     body = {"prompt": [9] * 10, "max_tokens": 5, "temperature": 1, "ignore_eos": True, "n": 3}

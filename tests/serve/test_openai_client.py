@@ -46,19 +46,6 @@ def test_chat_stream_is_the_answer_in_pieces(client):
     assert len({c.id for c in chunks}) == 1
 
 
-def test_completion_stream_is_the_answer_in_pieces(client):
-    prompts = ["Who lives in Peru?", "How old is Ann?"]
-    args = {"prompt": prompts, "max_tokens": 9, "seed": 3, "n": 2, "temperature": 0.9}
-    whole = client.completions.create(model="tiny", **args)
-    assert [c.index for c in whole.choices] == [0, 1, 2, 3]
-    texts = {c.index: "" for c in whole.choices}
-    for chunk in client.completions.create(model="tiny", stream=True, **args):
-        for choice in chunk.choices:
-            texts[choice.index] += choice.text
-    assert texts == {c.index: c.text for c in whole.choices}
-    assert whole.usage.completion_tokens == 4 * 9
-
-
 def test_best_of_gives_back_the_likeliest(client):
     args = {"model": "tiny", "prompt": ["Who?", "Where?"], "max_tokens": 6, "seed": 3}
     every = client.completions.create(n=5, logprobs=0, **args).choices
@@ -244,39 +231,6 @@ def test_minimum_tokens_and_cache_salt_keep_apart(client):
     assert cached("two") == 0
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "ok": {"type": "boolean"},
-    },
-    "required": ["age", "ok"],
-    "additionalProperties": False,
-}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_json_schema(client, stream):
-    args = {
-        "model": "tiny",
-        "messages": HI,
-        "max_tokens": 60,
-        "temperature": 1.5,
-        "seed": 4,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
-        },
-    }
-    if stream:
-        text = text_of(client.chat.completions.create(stream=True, **args))
-    else:
-        text = client.chat.completions.create(**args).choices[0].message.content
-    found = json.loads(text)
-    assert set(found) == {"age", "ok"}
-    assert 0 <= found["age"] <= 120
-
-
 def test_parsed_answers(client):
     import pydantic
 
@@ -288,32 +242,6 @@ def test_parsed_answers(client):
         model="tiny", messages=HI, max_tokens=100, response_format=Person, temperature=0
     )
     assert isinstance(found.choices[0].message.parsed, Person)
-
-
-@pytest.mark.parametrize(
-    ("structured", "check"),
-    [
-        ({"regex": "[a-f]{3}-[0-9]{2}"}, lambda t: len(t) == 6 and t[3] == "-"),
-        ({"choice": ["red", "green \"x\"", "blue"]}, lambda t: t in ("red", "green \"x\"", "blue")),
-        ({"grammar": 'start: "a" ("b" | "c") "d"'}, lambda t: t in ("abd", "acd")),
-        ({"grammar": 'root ::= "x" ("y" | "z")'}, lambda t: t in ("xy", "xz")),
-        ({"json": SCHEMA}, lambda t: set(json.loads(t)) == {"age", "ok"}),
-    ],
-    ids=["regex", "choice", "lark", "gbnf", "json"],
-)  # fmt: skip
-def test_structured_outputs(client, structured, check):
-    found = client.completions.create(
-        model="tiny",
-        prompt="say",
-        max_tokens=60,
-        n=2,
-        temperature=1.2,
-        seed=11,
-        extra_body={"structured_outputs": structured},
-    )
-    for choice in found.choices:
-        assert choice.finish_reason == "stop", choice
-        assert check(choice.text), choice.text
 
 
 TOOLS = [
@@ -335,8 +263,7 @@ TOOLS = [
 NAMED = {"type": "function", "function": {"name": "count"}}
 
 
-@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("choice", "stream"), [("required", False), (NAMED, True)], ids=str)
 def test_forced_tool_call_and_its_result(client, choice, stream):
     args = {
         "model": "tiny",

@@ -77,6 +77,7 @@ def test_a_large_step_leaves_the_loop_to_others_in_between():
     asyncio.run(run())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])
 def test_a_late_loop_gets_the_outputs_of_several_steps_joined(kind):
     class Stepping(CountingEngine):

@@ -29,6 +29,7 @@ SECONDS = 180_000.0  # for what the page shows, in milliseconds; the first answe
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.thorough,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian: chromium)"),
 ]
 

@@ -116,6 +116,7 @@ def test_bad_prefixes_are_refused(http, body):
     assert http.get("/v1/prefixes").json()["data"] == []
 
 
+@pytest.mark.thorough
 def test_saved_prefixes_are_every_tenants_from_the_start(
     folder, tmp_path, server: LiveServer, http
 ):

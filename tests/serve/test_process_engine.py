@@ -13,6 +13,8 @@ from .live_server import LiveServer, live_server
 from .process_engine import DOOMED
 from .test_state import NEIGHBOURS, PLAIN
 
+pytestmark = pytest.mark.thorough
+
 CHAT = {"messages": [{"role": "user", "content": "Who lives in Peru?"}], "max_tokens": 8}
 REFUSED: list[dict[str, Any]] = [
     {"structured_outputs": {"regex": "("}},

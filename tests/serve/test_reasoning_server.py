@@ -94,6 +94,7 @@ NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 SCHEMA = {"structured_outputs": {"json": PEOPLE}}
 
 
+@pytest.mark.thorough
 def test_structured_output_after_the_reasoning(served):
     whole, streamed, _ = ask(served, **THINK, **SCHEMA)
     message = whole["message"]
@@ -124,6 +125,7 @@ def test_reasoning_that_is_cut_off(served):
     assert told == whole["token_ids"]  # each once
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("thinking", "choice"),
     [
@@ -178,6 +180,7 @@ def test_reasoning_that_a_client_sends_back(served):
     assert "user message has reasoning" in laid_out("user", reasoning="hm")["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_reasoning_of_responses(served):
     ids = served.service.tokenizer.hf.get_vocab()
     args: dict[str, Any] = {
@@ -243,6 +246,7 @@ def test_reasoning_of_responses(served):
         assert [entry.logprob for entry in last.logprobs] == streamed
 
 
+@pytest.mark.thorough
 def test_reasoning_tokens_are_counted(served):
     end = served.service.tokenizer.hf.get_vocab()["</think>"]
     url = f"{served.url}/v1/chat/completions"

@@ -12,6 +12,7 @@ from rjax.errors import InvalidConfigError, OverloadedError
 from rjax.serve.config.limits import ServeLimits
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.loading.service_builder import make_service
+from tests.properties import num_examples
 
 from .live_server import make_engine, zygote
 
@@ -55,7 +56,7 @@ def test_without_shares_one_tenant_takes_all():
     share=st.sampled_from([0.25, 0.5, 0.75]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=num_examples(20), deadline=None)
 def test_tenants_that_ask_for_all_get_equal_parts_and_leave_some(tenants, share, seed):
     """However they began: requests end, and others take their place."""
     size, order = 200, random.Random(seed)

@@ -26,6 +26,7 @@ def llm(folder: Path) -> LLM:
     return LLM(str(folder), **OPTIONS)
 
 
+@pytest.mark.thorough
 def test_texts_are_those_of_the_server(client: openai.OpenAI, llm: LLM):
     options: dict[str, Any] = {"max_tokens": 24, "seed": 5, "temperature": 0.8, "n": 2}
     params = [

@@ -75,6 +75,7 @@ def compile_for_hours(url: str) -> None:
         httpx2.post(url + "/v1/completions", json=body, timeout=60)
 
 
+@pytest.mark.thorough
 def test_drain_loses_nothing_that_was_accepted(process):
     started, url = process
     found: list = []

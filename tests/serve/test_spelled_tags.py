@@ -242,6 +242,7 @@ def served(tmp_path_factory):
         yield found
 
 
+@pytest.mark.thorough
 def test_the_server_calls_nothing_that_was_only_spelled(served):
     text = '<tool_call>{"name": "find", "arguments": {"a": "no number"}}</tool_call>'
     function = {"name": "find", "parameters": {"type": "object", "properties": {}}}

@@ -120,6 +120,7 @@ def test_health_says_what_is_still_compiling(engine, monkeypatch):
         assert health.json() == {"status": "ready", "compiled": 12, "of": 20}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -177,6 +178,7 @@ def process(folder, cache: str) -> Iterator[tuple[subprocess.Popen, str]]:
         started.communicate()
 
 
+@pytest.mark.thorough
 def test_a_request_in_the_first_second_is_answered(folder, request):
     with process(folder, str(request.config.cache.mkdir("jax"))) as (started, url):
         assert httpx2.get(url + "/health", timeout=SOON).json() == {"status": "starting"}
@@ -191,6 +193,7 @@ def test_a_request_in_the_first_second_is_answered(folder, request):
         assert started.wait(60) == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("sent", "status", "said"),
     [(signal.SIGTERM, -signal.SIGTERM, ""), (signal.SIGINT, 130, "rjax serve: interrupted\n")],

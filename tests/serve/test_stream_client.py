@@ -45,6 +45,7 @@ def serve_pieces(pieces: list[bytes], requests: int = 1) -> list[Streamed]:
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+@pytest.mark.thorough
 def test_events_and_their_times_however_they_are_cut():
     # Two events in a chunk, one over two chunks, chunks cut anywhere, a name before the data.
     stream = HEAD + (
@@ -76,6 +77,7 @@ def test_an_answer_that_is_cut_off_is_not_whole():
         figures([found], 1)
 
 
+@pytest.mark.thorough
 def test_processes_share_a_load(server: LiveServer):
     host, port = server.url.removeprefix("http://").split(":")
     body = {"model": "tiny", "prompt": "Who?", "max_tokens": 5, "ignore_eos": True, "stream": True}

@@ -50,6 +50,7 @@ def random_prompt(draw: random.Random, length: int) -> list[int]:
     return [draw.randrange(10, 200) for _ in range(length)]
 
 
+@pytest.mark.thorough
 def test_cached_tokens_and_steps_are_those_of_a_prompt_that_nobody_sent(server: LiveServer):
     """Whole, in part, and as the beginning of a longer one; with a salt of the client's or none."""
     draw = random.Random(1)
@@ -146,6 +147,7 @@ def test_want_of_room_does_not_tell_how_much_the_other_keeps(server: LiveServer,
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("length", [30, 400])
 def test_a_full_queue_does_not_tell_how_long_the_others_prompts_are(server: LiveServer, length):
     engine: Any = server.service.engine.engine

@@ -79,6 +79,7 @@ def joined(deltas: list[dict[str, Any]]) -> list[tuple[str, Any]]:
     return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
+@pytest.mark.thorough
 def test_what_the_template_writes_reaches_the_client_as_calls(served):
     name, server = served
     text = rendered(name, CALLS, "Let me see.")
@@ -103,6 +104,7 @@ def test_what_the_template_writes_reaches_the_client_as_calls(served):
     assert httpx2.post(f"{server.url}/tokenize", json=body, timeout=60).status_code == 200
 
 
+@pytest.mark.thorough
 def test_forced_calls_match_the_schema(served):
     _, server = served
     forced = {"type": "function", "function": {"name": "pick"}}
@@ -122,6 +124,7 @@ def test_forced_calls_match_the_schema(served):
         assert choice["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.thorough
 def test_responses_have_the_calls(served):
     name, server = served
     body = {
@@ -154,6 +157,7 @@ def test_a_schema_that_the_format_cannot_enforce_is_refused(served):
     assert not refused or "cannot enforce" in answer.json()["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_an_unknown_format_is_not_guessed(unknown):
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     choice, _ = ask(unknown, tools=[tool("now", None)], structured_outputs={"choice": [text]})
@@ -183,6 +187,7 @@ def test_calls_of_an_unknown_format_cannot_be_forced(unknown, more):
     assert "--tool-call-parser" in answer.json()["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_an_unknown_format_is_told_at_the_start(tmp_path, caplog):
     engine = make_engine(write_family(tmp_path / "tiny", "unknown"), max_num_seqs=2)
     with caplog.at_level(logging.WARNING, "rjax.serve"), live_server(engine):

@@ -83,6 +83,7 @@ def test_no_mask_allows_such_a_token(server):
         mask.accept(token)
 
 
+@pytest.mark.thorough
 def test_ends_that_no_logit_has_leave_no_grammar(server, tmp_path):
     folder = Path(server.service.tokenizer.folder)
     for path in folder.iterdir():

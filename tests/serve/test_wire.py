@@ -101,6 +101,7 @@ def events_of(stream: bytes) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_slow_reader_of_a_response_gets_everything(server: LiveServer):
     body = RESPONSE | {"max_output_tokens": 60, "top_logprobs": 20,
                        "include": ["message.output_text.logprobs"]}  # fmt: skip
@@ -110,6 +111,7 @@ def test_a_slow_reader_of_a_response_gets_everything(server: LiveServer):
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         link.sendall(request(body | {"stream": True}, path="/v1/responses"))
         time.sleep(1.0)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)  # read on at full speed
         answer = http.client.HTTPResponse(link)
         answer.begin()
         events = events_of(answer.read())
@@ -123,6 +125,7 @@ def test_a_slow_reader_of_a_response_gets_everything(server: LiveServer):
     assert stored.json() == last
 
 
+@pytest.mark.thorough
 def test_a_slow_reader_gets_everything(server: LiveServer):
     """Its outputs wait in the queue, joined, while its buffers are full."""
     body = BODY | {"max_tokens": 200, "n": 4, "temperature": 1, "seed": 5, "logprobs": 20}
@@ -132,6 +135,7 @@ def test_a_slow_reader_gets_everything(server: LiveServer):
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         link.sendall(request(body | {"stream": True}))
         time.sleep(1.0)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)  # read on at full speed
         answer = http.client.HTTPResponse(link)
         answer.begin()
         events = answer.read().decode().split("\n\n")

@@ -96,6 +96,7 @@ def test_a_task_is_ended_by_its_memory(folder):
     in_pool(folder, work, task_bytes=2**27, task_seconds=60.0)
 
 
+@pytest.mark.thorough
 def test_quick_tasks_do_not_wait_for_slow_ones(folder):
     async def work(pool: WorkerPool) -> None:
         slow = [asyncio.ensure_future(encode(pool, "a b " * 20_000_000)) for _ in range(4)]

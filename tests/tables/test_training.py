@@ -37,6 +37,7 @@ def batch() -> Batch:
     return make_batch(Plan(3, SHAPE, all_columns=0.0), TOKENIZER, keep_questions=True)
 
 
+@pytest.mark.thorough
 def test_a_branch_has_the_hidden_states_of_its_chat_alone(batch):
     config = model_config(TINY, TOKENIZER)
     graph, state = fresh_parameters(config, seed=0)
@@ -58,6 +59,7 @@ def test_a_branch_has_the_hidden_states_of_its_chat_alone(batch):
         np.testing.assert_allclose(found, alone[length : len(tokens)], atol=2e-4)
 
 
+@pytest.mark.thorough
 def test_a_step_lowers_the_loss_of_its_own_batch(batch):
     config = model_config(TINY, TOKENIZER)
     graph, parameters = fresh_parameters(config, seed=0)

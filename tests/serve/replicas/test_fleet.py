@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -17,15 +18,19 @@ import openai
 import pytest
 
 from bench.serve.fleet import TINY, Fleet, Outcome, ask, body, fleet, homes, load, system_prompts
+from tests.quick_compilation import process_environment
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 SYSTEMS = system_prompts(8)
 TWO = ("--replicas", "2", "--imbalanced-threshold", "8")
 LARGE = ("--num-pages", "160")  # holds all prefixes
 SECONDS = 240.0  # for anything to happen on a busy machine
 
 
-def send(server: Fleet, clients: int = 200, **more) -> list[Outcome]:
+CLIENTS = 120  # of a load, 15 for each system prompt
+
+
+def send(server: Fleet, clients: int = CLIENTS, **more) -> list[Outcome]:
     options = {"concurrency": 16, "max_tokens": 8} | more
     return asyncio.run(load(server.url, SYSTEMS, clients=clients, **options))
 
@@ -67,6 +72,15 @@ def at_home(outcomes: list[Outcome]) -> int:
     return sum(max(counts.values()) for counts in homes(outcomes).values())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _optimised() -> Iterator[None]:
+    """The servers compute for longer than they compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in process_environment(optimised=True).items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture(scope="module")
 def alone() -> list[Outcome]:
     """The same load on a server without replicas."""
@@ -90,10 +104,10 @@ def two(log):
 def test_prompts_stay_with_their_replica_and_tokens_are_those_of_one(two, alone):
     before, overloaded_before = two.figures(), overloaded(two)
     outcomes = send(two)
-    assert [(o.status, o.error, o.finished) for o in outcomes] == [(200, "", True)] * 200
-    assert [o.text for o in outcomes] == [o.text for o in alone]
+    assert [(o.status, o.error, o.finished) for o in outcomes] == [(200, "", True)] * CLIENTS
+    assert ["".join(o.text) for o in outcomes] == ["".join(o.text) for o in alone]
     assert strays(outcomes) <= overloaded(two) - overloaded_before
-    assert at_home(outcomes) >= 130  # by chance about 116
+    assert at_home(outcomes) >= 84  # by chance about 72
     assert len({o.replica for o in outcomes}) == 2
     after = two.figures()
 
@@ -102,20 +116,6 @@ def test_prompts_stay_with_their_replica_and_tokens_are_those_of_one(two, alone)
 
     hits, looked = (grown(f"rjax:prefix_cache_{x}_total") for x in ("hits", "queries"))
     assert hits / looked > 0.7
-
-
-def test_three_replicas_and_no_process_is_left_of_a_killed_server(alone):
-    with fleet(*TINY, "--replicas", "3", "--imbalanced-threshold", "8") as server:
-        outcomes = send(server)
-        assert strays(outcomes) <= overloaded(server)
-        pids = server.replica_pids()
-        server.process.kill()
-        server.process.wait(10)
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)
-    assert len(pids) == 3
-    assert [o.text for o in outcomes] == [o.text for o in alone]
-    assert len({o.replica for o in outcomes}) == 3
-    assert at_home(outcomes) >= 110  # by chance about 87
 
 
 def test_nothing_listens_beyond_this_machine(two):
@@ -188,7 +188,7 @@ def test_a_killed_replica_is_replaced_and_the_others_go_on(two):
             os.kill(pids[0], signal.SIGKILL)
             killed.append(seconds)
 
-    outcomes = send(two, clients=100, during=kill, max_tokens=16)
+    outcomes = send(two, clients=80, during=kill, max_tokens=16)
     assert killed
     failed = [o for o in outcomes if o.error]
     assert all(o.status in (200, 503) and "died" in o.error for o in failed)
@@ -204,13 +204,13 @@ def test_a_killed_replica_is_replaced_and_the_others_go_on(two):
 def test_a_rolling_update_loses_nothing(two, log):
     before = set(two.figures())
     outcomes: list[Outcome] = []
-    sending = threading.Thread(target=lambda: outcomes.extend(send(two, 100, concurrency=4)))
+    sending = threading.Thread(target=lambda: outcomes.extend(send(two, 60, concurrency=4)))
     sending.start()
     time.sleep(2)
     two.process.send_signal(signal.SIGHUP)
     sending.join(SECONDS)
     until(lambda: "generation 1 runs" in log.read_text())
-    assert len(outcomes) == 100
+    assert len(outcomes) == 60
     assert not [o.error for o in outcomes if o.error]
     until(lambda: len(two.figures()) == 2 and not before & set(two.figures()))
     assert one(two).finished
@@ -235,33 +235,44 @@ def test_drain_loses_nothing(two):
     assert all(o.finished for o in outcomes)
 
 
-def test_scaling_up_and_down_under_load():
+def test_scaling_up_and_down_under_load_and_a_killed_server(alone):
+    """Texts stay those of one replica; no process is left of a server that is killed."""
     options = (
-        *("--replicas", "1", "--max-replicas", "3", "--min-replicas", "1"),
+        *("--replicas", "1", "--max-replicas", "2", "--min-replicas", "1"),
         *("--target-ongoing-requests", "4", "--upscale-delay-seconds", "1"),
         *("--downscale-delay-seconds", "4", "--drain-seconds", "60"),
     )
     with fleet(*TINY, *options) as server:
-        most, outcomes, idle = 0, [], threading.Event()
+        outcomes, idle = [], threading.Event()
 
         def clients() -> None:
             while not idle.is_set():
-                outcomes.extend(send(server, clients=48, concurrency=16, max_tokens=16))
+                outcomes.append(send(server))
 
         sending = threading.Thread(target=clients)
         sending.start()
-        until(lambda: len(server.figures()) == 3)
+        until(lambda: len(server.figures()) == 2)
         most = len(server.replica_pids())
         idle.set()
-        # A light load goes on while replicas leave.
         sending.join(SECONDS)
-        until(lambda: outcomes.extend(send(server, 4, concurrency=1)) or len(server.figures()) == 1)
-        assert most == 3
-        assert not [o.error for o in outcomes if o.error]
-        assert all(o.finished for o in outcomes)
+        assert most == 2
+        # A light load goes on while replicas leave.
+        light: list[Outcome] = []
+        until(lambda: light.extend(send(server, 4, concurrency=1)) or len(server.figures()) == 1)
+        assert not [o.error for o in light if o.error]
+        for found in outcomes:
+            assert [(o.error, o.finished, "".join(o.text)) for o in found] == [
+                ("", True, "".join(o.text)) for o in alone
+            ]
+        pids = server.replica_pids()
+        server.process.kill()
+        server.process.wait(10)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)
+    assert pids
 
 
 def test_a_running_cluster_is_joined_and_left(tmp_path, monkeypatch):
+    """Twice; the second server finds what a first one left that could not start."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     for name, value in (
@@ -280,10 +291,11 @@ def test_a_running_cluster_is_joined_and_left(tmp_path, monkeypatch):
             until(lambda: is_open(port), 120)
             time.sleep(5)
             options = ("--replicas", "1", "--ray-address", f"127.0.0.1:{port}")
-            for _ in range(2):  # the second one finds what the first one left
-                with fleet(*TINY, *options) as server:
-                    assert one(server).finished
-                assert server.process.returncode == 0
+            error = error_of(*options, "--num-pages", "1", log=tmp_path / "stderr")
+            assert "raise num_pages" in error
+            with fleet(*TINY, *options) as server:
+                assert one(server).finished
+            assert server.process.returncode == 0
             assert cluster.poll() is None
         finally:
             cluster.terminate()
@@ -295,19 +307,14 @@ def is_open(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
+def error_of(*options: str, log: Path) -> str:
+    """The one line that a server which cannot start says."""
+    with pytest.raises(RuntimeError, match="the server ended"), fleet(*TINY, *options, log=log):
+        pass
+    [line] = [x for x in log.read_text().splitlines() if x.startswith("rjax serve: error: ")]
+    return line
+
+
 def test_without_a_cluster_there_the_error_is_one_line(tmp_path):
-    log = tmp_path / "stderr"
-    options = [*TINY, "--replicas", "1", "--ray-address", "127.0.0.1:9"]
-    with pytest.raises(RuntimeError, match="the server ended"), fleet(*options, log=log):
-        pass
-    lines = [x for x in log.read_text().splitlines() if x.startswith("rjax serve: error: ")]
-    assert len(lines) == 1 and "no Ray cluster answers" in lines[0]
-
-
-def test_a_replica_that_cannot_start_is_one_line(tmp_path):
-    log = tmp_path / "stderr"
-    options = [*TINY, "--replicas", "1", "--num-pages", "1"]
-    with pytest.raises(RuntimeError, match="the server ended"), fleet(*options, log=log):
-        pass
-    lines = [x for x in log.read_text().splitlines() if x.startswith("rjax serve: error: ")]
-    assert len(lines) == 1 and "raise num_pages" in lines[0]
+    options = ("--replicas", "1", "--ray-address", "127.0.0.1:9")
+    assert "no Ray cluster answers" in error_of(*options, log=tmp_path / "stderr")

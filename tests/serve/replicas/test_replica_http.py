@@ -236,6 +236,7 @@ class One:
         return []
 
 
+@pytest.mark.thorough
 def test_a_slow_reader_slows_its_replica_and_gets_every_event():
     app = Stream(4000)  # 20 to 32 MB
 

@@ -9,16 +9,6 @@ from rjax.sampling import LIMITS
 ROUTE = "/v1/completions"
 
 
-def test_usage_counts_prompt_and_output(post):
-    _, tokens = post("/tokenize", prompt="Who lives in Peru?")
-    _, found = post(ROUTE, prompt="Who lives in Peru?", max_tokens=5)
-    assert found["object"] == "text_completion"
-    assert found["choices"][0]["finish_reason"] == "length"
-    usage = found["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (tokens["count"], 5)
-    assert usage["total_tokens"] == tokens["count"] + 5
-
-
 def test_a_prompt_as_token_ids_is_the_same_prompt(post):
     texts = ["Who lives in Peru?", "How old is Ann?"]
     ids = [post("/tokenize", prompt=text)[1]["tokens"] for text in texts]

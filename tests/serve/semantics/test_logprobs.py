@@ -10,11 +10,6 @@ CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Who lives in Peru?"}]
 
 
-def test_without_logprobs_there_are_none(post):
-    assert post(COMPLETIONS, prompt="a", max_tokens=2)[1]["choices"][0]["logprobs"] is None
-    assert post(CHAT, messages=HI, max_tokens=2)[1]["choices"][0]["logprobs"] is None
-
-
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_each_token_has_as_many_alternatives_as_asked(post, count):
     _, found = post(COMPLETIONS, prompt="a", max_tokens=4, logprobs=count)
@@ -50,13 +45,6 @@ def test_echo_scores_a_batch_as_each_prompt_alone(post):
         one, other = (c["logprobs"]["token_logprobs"] for c in (choice, alone))
         assert one[0] is None
         assert one[1:] == pytest.approx(other[1:], abs=1e-4)
-
-
-def test_echo_without_logprobs_gives_the_prompt_back(post):
-    plain = post(COMPLETIONS, prompt="Who?", max_tokens=3)[1]["choices"][0]["text"]
-    echoed = post(COMPLETIONS, prompt="Who?", max_tokens=3, echo=True)[1]["choices"][0]
-    assert echoed["text"] == "Who?" + plain
-    assert echoed["logprobs"] is None
 
 
 def test_prompt_logprobs_give_each_prompt_token_its_rank(post):

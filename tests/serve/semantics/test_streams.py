@@ -33,6 +33,7 @@ def test_no_usage_unless_asked(stream):
     for options in (
         {"include_usage": False},
         {"include_usage": False, "continuous_usage_stats": True},
+        {"continuous_usage_stats": True},
     ):
         assert all(not chunk.get("usage") for chunk in stream(stream_options=options))
 
