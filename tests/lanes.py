@@ -80,5 +80,7 @@ def sample(total: int, count: int) -> set[int]:
     """
     if count >= total:
         return set(range(total))
+    if count == 0:
+        return set()
     step = total // count
     return {k * total // count + k % step for k in range(count)}

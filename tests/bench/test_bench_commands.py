@@ -82,7 +82,7 @@ def test_every_row_of_the_tables_is_a_model(row):
     assert row.target_ratio is None or row.target_ratio > 1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_decode_step(tmp_path, capsys):
     path = tmp_path / "step.json"
     given = ["--model=tiny", "--batch=3", "--shared=130", "--own=7", "--quiet", f"--json={path}"]
@@ -120,7 +120,7 @@ def test_an_unknown_kernel_cannot_be_left_out():
         decode_step.main(["--quiet", "--model=tiny", "--without=none"])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_attention(tmp_path):
     path, png = tmp_path / "attention.json", tmp_path / "attention.png"
     attention.main(
@@ -219,7 +219,7 @@ def test_a_command_that_does_not_start_is_shown(tmp_path):
         startup.main(["--what=serve", *options])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_load_weights(tmp_path, capsys):
     path, folder = tmp_path / "load.json", tmp_path / "checkpoint"
     given = ["--shapes=tiny", f"--folder={folder}", "--quiet", f"--json={path}"]

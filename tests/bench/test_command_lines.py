@@ -83,7 +83,7 @@ def test_wrong_options_of_the_process(command, given, said, capsys, monkeypatch)
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_engine_that_refuses_is_one_line(capsys):
     with pytest.raises(SystemExit) as end:
         run(

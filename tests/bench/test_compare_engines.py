@@ -123,7 +123,7 @@ def test_a_workload_that_fails_is_a_row_and_the_next_one_runs(tmp_path):
     assert sum("options" in call for call in calls(tmp_path, "vllm")) == 3, "a process each"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_ended(tmp_path, capfd):
     python = python_with(tmp_path, vllm=VLLM)
     hangs = {"max_tokens": [2], "n": 1, "measure_step": False, "prompts": [[1002]]}

@@ -29,7 +29,7 @@ def _ceilings(monkeypatch):
     monkeypatch.setattr(run_peers, "measure_ceilings", lambda: CEILINGS)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [RELAY, GROUPS], ids=lambda case: case.name)
 def test_every_peer_in_jax_gives_the_right_result(case):
     lines = run_peers.jax_lines(case, choose_kernel("xla"), CEILINGS)
@@ -66,7 +66,7 @@ def test_the_contiguous_layout_is_the_pages_in_order():
         assert (k[1, token] == pages[page, :, token % DECODE.S]).all()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_torch_the_rest_still_runs_and_it_is_said(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run_peers, "_SCRIPT", tmp_path / "torch_peers.py")
     (tmp_path / "torch_peers.py").write_text("import no_such_module_as_torch")

@@ -59,7 +59,7 @@ def test_products_are_checked_and_shown(tmp_path):
     assert "| small gate-up, int8, 8 rows |" in report.render(tmp_path)["gemm"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_experts_are_checked_and_shown(tmp_path):
     path = tmp_path / "kernels_experts.json"
     assert kernels.main(["--experts", "--small", f"--json={path}"]) == 0
@@ -172,7 +172,7 @@ def test_unused_places_hold_nan_also_in_fp8():
     assert live.sum() == 3 * 70
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_sweep_runs_and_is_drawn(tmp_path):
     path = tmp_path / "kernels_sweep.json"
     assert kernels.main(["--sweep", "--small", "--backend=xla", f"--json={path}"]) == 0
@@ -233,7 +233,7 @@ def test_the_sweep_covers_what_it_says():
             assert not share or point.batch == 1 or point.prefix % case.split == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_sanitizer_runs_a_batch_that_is_right(monkeypatch, capsys, tmp_path):
     assert sanitize.main(["--bare", "--backend=xla", "--only=attention"]) == 0
     assert capsys.readouterr().out.count("relative error") == 3

@@ -37,7 +37,7 @@ _SMALL = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 256, "num_
 _SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize(
     "name", [n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )

@@ -207,7 +207,7 @@ def test_nothing_is_measured_where_it_says_nothing(tiny, decides):
     assert engine.stats().multi_steps == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_warm_up_compiles_what_is_short(tiny, decides, monkeypatch):
     few = {"max_num_seqs": 3, "max_num_batched_tokens": 8, "warmup": "on"}
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -258,7 +258,7 @@ def test_a_step_is_short_on_the_device_or_beside_the_hosts_work(
     assert warmup._is_short(runner, worker._state, shape, 0.05) == short
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_programs_of_a_small_model_are_in_the_plan(tiny, decides):
     decides(Drawn(1.0))
     engine = make_engine(tiny, warmup="background", num_pages=28)

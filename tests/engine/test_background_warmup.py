@@ -115,7 +115,7 @@ def test_nothing_is_compiled_after_the_background_is_done(tiny, compilations, de
     engine.close()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_larger_size_says_the_same(tiny):
     engine = make_engine(tiny)
     expected = answers(run(engine, REQUESTS))
@@ -134,7 +134,7 @@ def test_a_larger_size_says_the_same(tiny):
     assert engine.stats().steps > 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_prompt_logprobs_wait_for_no_program(tiny, monkeypatch):
     """Those of the largest step serve smaller ones, whose own are compiled meanwhile."""
     monkeypatch.setattr(worker_module, "_CPU_PADDING", math.inf)

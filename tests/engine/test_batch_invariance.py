@@ -50,7 +50,7 @@ def alone(tiny):
     return answers
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -113,7 +113,7 @@ def test_every_sample_has_its_mask(engine):
         engine.add_request("r", PROMPT, BEST, masks=[Only(1), Only(2)])
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_the_choice_does_not_depend_on_room(tiny, engine, preemption):
     params = dataclasses.replace(BEST, n=1, best_of=4, max_tokens=30)

@@ -92,7 +92,7 @@ def kernels_named_by_content():
     keep_compiled(None)
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("seqs", [1, 4])
 def test_more_layers_bring_no_more_kernels(seqs):
     few, many = (lowered(layers, seqs=seqs).count("mosaic_gpu_v2") for layers in (3, 6))
@@ -107,7 +107,7 @@ def test_a_step_is_the_same_whatever_was_lowered_before_it():
     assert lowered(2) == first
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_several_steps_at_once_have_the_kernels_of_one():
     one, many = lowered(2), lowered(2, at_once=4)
     assert many.count("mosaic_gpu_v2") == one.count("mosaic_gpu_v2")

@@ -19,14 +19,14 @@ from .tiny import make_engine, run
 H200 = {"compute_capability": 9.0, "memory_bytes": 140 * 10**9, "devices": 1}
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize("name", ["awq", "gptq", "deepseek-fp8", "w8a8", "w4a16-asym"])
 def test_tokens_are_those_of_the_dequantised_weights(name, tmp_path):
     quantised, plain = write_quantised(tmp_path, SMALL, name, seed=4)
     assert answers(quantised, dequantize="on") == answers(plain)
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("quantization", ["fp8", "int4"])
 def test_weights_that_would_be_quantised_stay_as_they_are(quantization, tmp_path):
     _, plain = write_quantised(tmp_path, SMALL, "w8a8", seed=4)

@@ -241,6 +241,7 @@ for size in (1, 2):
 """
 
 
+@pytest.mark.thorough
 def test_two_devices_give_the_tokens_of_one(tiny):
     script = _SHARDED.format(tests=str(Path(__file__).parent), folder=str(tiny))
     done = subprocess.run(

@@ -70,7 +70,7 @@ def plain(folder):
     return found
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize(
     "options",
     [

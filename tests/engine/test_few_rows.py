@@ -141,7 +141,7 @@ def answers(folder, count, **options):
     return engine, {name: output.outputs[0].token_ids for name, output in done.items()}
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize(
     ("count", "at_once", "kv"), [(3, 4, "auto"), (9, 1, "auto"), (9, 1, "fp8")]
 )
@@ -172,7 +172,7 @@ def test_short_prompts_take_a_decode_shape_where_rows_are_spare(tiny, use, monke
     assert answers(tiny, 3)[1] == got
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("kv", ["auto", "fp8"])
 def test_one_sequence_is_one_row(tiny, use, monkeypatch, kv):
     forms = PlainForms(ROWS, fused=True)
@@ -187,7 +187,7 @@ def test_one_sequence_is_one_row(tiny, use, monkeypatch, kv):
     assert answers(tiny, 1, kv_cache_dtype=kv)[1] == got
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_functional_programs_take_them():
     forms = PlainForms(ROWS[1:], fused=False)
     logits = []

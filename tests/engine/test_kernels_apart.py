@@ -17,7 +17,7 @@ def _choose(name, config, page_size=64, **change):
     return choose_backend(name, model=model, dtype=model.dtype, page_size=page_size, **device)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize(
     ("change", "page_size"), [({"head_dim": 48}, 64), ({}, 8)], ids=["head_dim", "page_size"]
 )

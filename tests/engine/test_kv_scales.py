@@ -88,7 +88,7 @@ def reference(folder, tokens, attention):
 
 
 # The file's scales; scales that clip keys; that clip values; that make small numbers subnormal.
-@pytest.mark.thorough
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize("factors", [(1, 1), (0.3, 1), (1, 0.3), (700, 500)])
 def test_logprobs_are_those_of_kv_quantised_with_the_scales(rescaled, factors):
     folder = rescaled(*factors)
@@ -103,7 +103,7 @@ def test_logprobs_are_those_of_kv_quantised_with_the_scales(rescaled, factors):
             assert np.abs(logprobs - wrong).max() > EFFECT
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_scales_change_nothing_without_fp8_kv(rescaled):
     tokens, logprobs = served(GOLDEN, kv_cache_dtype="auto")
     other_tokens, others = served(rescaled(0.3, 700), kv_cache_dtype="auto")

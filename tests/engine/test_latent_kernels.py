@@ -27,7 +27,7 @@ from .virtual_devices import run_on_virtual_devices
 pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize(
     ("shapes", "rows", "kv_dtype"),
     [
@@ -125,7 +125,7 @@ def test_blocks_of_fp8_give_the_tokens_of_the_dequantised_weights(tmp_path):
     assert found.splitlines()[-1] == str(want)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fp8_kv_does_not_depend_on_relay(tmp_path):
     _, plain = write_quantised(tmp_path, LATENT, "w8a8", seed=4)
     found = [

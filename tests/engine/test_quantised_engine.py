@@ -69,7 +69,7 @@ def folders(request, tmp_path_factory):
     return write_quantised(root, SHAPES, request.param, seed=4)
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 2)
 def test_tokens_are_those_of_the_dequantised_weights(folders):
     quantised, plain = folders
     want = answers(plain)
@@ -77,7 +77,7 @@ def test_tokens_are_those_of_the_dequantised_weights(folders):
     assert answers(quantised, enable_relay_attention="off") == want
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("awq", marks=pytest.mark.slow), "deepseek-fp8"])
 def test_on_two_devices(name, tmp_path):
     quantised, plain = write_quantised(tmp_path, SHAPES, name, seed=4)
@@ -94,7 +94,7 @@ def test_on_two_devices(name, tmp_path):
     assert json.loads(found.stdout.splitlines()[-1]) == answers(plain)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
 def test_quantised_at_loading(tmp_path, quantization):
     _, plain = write_quantised(tmp_path, SHAPES, "w8a8")
@@ -160,7 +160,7 @@ GPT_OSS = CONFIG | {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_experts_in_mxfp4_answer_as_the_checkpoint_of_the_same_weights(tmp_path):
     stored, exact = write_mxfp4(tmp_path, GPT_OSS)
     length = CONFIG["max_position_embeddings"]

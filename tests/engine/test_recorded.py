@@ -8,14 +8,17 @@ import pytest
 from .recorded import FILE, MODELS, RELAY, answers, machine
 
 RECORDED = json.loads(FILE.read_text())
-QUICK = {("bundled", "auto"), ("qwen3_g8_h128_tied", True), ("opt_h64_tied", False)}
+THOROUGH = {("bundled", "auto"), ("opt_h64_tied", False)}
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "relay"),
     [
-        pytest.param(name, relay, marks=[] if (name, relay) in QUICK else pytest.mark.slow)
+        pytest.param(
+            name,
+            relay,
+            marks=pytest.mark.thorough if (name, relay) in THOROUGH else pytest.mark.slow,
+        )
         for name in MODELS
         for relay in RELAY
     ],

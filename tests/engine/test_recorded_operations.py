@@ -62,7 +62,7 @@ def of_step(config, number, rows, backend, groups):
     return choices
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize(("name", "quantization", "rows"), CASES)
 def test_the_choices_of_a_layer_are_those_of_a_step(name, quantization, rows):
     config = with_quantization(config_from_dict(SHAPES[name]), quantization)

@@ -94,7 +94,7 @@ def test_tokens_are_those_of_each_request_alone(tiny, count, times, settings):
     assert all(seen.values()), seen
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_samples_survive_preemption(tiny, preemption):
     """Samples of one prompt share pages, are preempted, and say what they would have said."""

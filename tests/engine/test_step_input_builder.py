@@ -158,7 +158,7 @@ def assert_in_sight(plan, positions, window: int):
             assert items.kv_stop[i] > furthest - window + 1
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("windows", [(None,), (None, 6), (9,)])
 @pytest.mark.usefixtures("no_annotations_checked")
 def test_attention_of_items_that_grow_into_the_next_split(windows, monkeypatch):

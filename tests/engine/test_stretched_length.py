@@ -19,7 +19,7 @@ def folder(tmp_path, **change):
     return tmp_path
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
 def test_the_default_is_the_stretched_context(tmp_path, spelling):
     engine = make_engine(folder(tmp_path, **{spelling: YARN}))

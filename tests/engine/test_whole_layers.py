@@ -82,7 +82,7 @@ class PlainLayer:
         )
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_an_engine_answers_the_same(tiny, monkeypatch, at_once, quantization):
@@ -101,7 +101,7 @@ def test_an_engine_answers_the_same(tiny, monkeypatch, at_once, quantization):
     assert answers(tiny, 1, quantization=quantization)[1] == got
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize(("rows", "kernels"), [(1, 28), (8, 0)])
 def test_a_step_of_one_row_is_a_kernel_a_layer(rows, kernels):
     lowered = lowered_step("qwen3-0.6b", DecodeCase(rows, 0, 128))

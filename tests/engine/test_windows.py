@@ -82,7 +82,7 @@ def poison(engine) -> None:
         engine._worker.write_pages(free, page)
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize(
     ("pages", "options"),
     [
@@ -141,7 +141,7 @@ def check_pages(engine) -> None:
             assert sum(page >= 0 for page in pages) <= most
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 def test_a_long_sequence_holds_its_window(model):
     folder, _ = model
     engine = make_engine(folder, num_pages=64)
@@ -161,7 +161,7 @@ def test_a_long_sequence_holds_its_window(model):
     engine.close()
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 def test_samples_and_a_saved_prefix(model, tmp_path):
     folder, logits = model
     engine = make_engine(folder, num_pages=64, enable_relay_attention="on")

@@ -205,7 +205,7 @@ def test_compiled_steps_go_to_the_folder_that_the_process_has_set(tiny, tmp_path
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize("left", [0, 100, -1])
 def test_a_damaged_compiled_step_is_compiled_once_more_and_no_oftener(tmp_path, left):
     """Its entry ends after ``left`` bytes: one start warns, the next does not."""

@@ -29,7 +29,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("how", ["dropped", "idle", "running"])
 def test_an_async_llm_that_is_not_closed(how):
     ended = subprocess.run(

@@ -43,7 +43,7 @@ STARTS = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("what", STARTS)
 def test_no_process_imports_from_the_working_folder(what, tmp_path):
     for name in NAMES:

@@ -117,7 +117,7 @@ def test_what_was_written_is_not_lost() -> None:
     assert seconds < SOON
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_command_that_handles_one_itself_is_left_alone() -> None:
     status, _, _, err = interrupted(stub(OWN), lambda p: p.stdout.readline())
     assert (status, err) == (7, "")

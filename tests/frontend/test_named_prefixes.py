@@ -45,7 +45,7 @@ def llm(folder):
     return start(folder)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_named_text_is_put_before_texts(llm):
     llm.add_prefix("support", SYSTEM)
     llm.add_prefix("ids", [5, 6, 7, 8])

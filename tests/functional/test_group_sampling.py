@@ -60,7 +60,7 @@ def test_samples_end_at_the_end_token_and_differ():
     assert len({row.tobytes() for row in out.tokens.reshape(-1, NEW)}) > PROMPTS * SAMPLES / 2
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 0)
 @pytest.mark.parametrize("relay", ["off", "auto"])
 def test_relay_changes_no_token(relay):
     on, other = rolled("on"), rolled(relay)

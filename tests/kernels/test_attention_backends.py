@@ -186,7 +186,7 @@ def test_options_of_the_wrong_kind(attention, option):
         check_per_head(8, **{option: jnp.zeros(7)})
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 2)
 @pytest.mark.parametrize(
     ("name", "shape", "fp8"),
     [
@@ -221,7 +221,7 @@ def test_other_head_dims(backend, name, shape):
     check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 2)
 @pytest.mark.parametrize(
     ("shape", "fp8", "options"),
     [

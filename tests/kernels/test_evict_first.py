@@ -63,7 +63,7 @@ def test_weights_do_and_rows_do_not(rows):
 # One descriptor a work list copies queries. Keys and values have one for whole tiles, which
 # cooperative work tiles use too, and three for parts of a last tile. Each kind of work tile has two
 # copies by each descriptor.
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize(
     ("tile_rows", "batch", "pools"),
     [

@@ -40,7 +40,7 @@ def error(found, want):
     return np.linalg.norm(np.asarray(found, np.float64) - want) / np.linalg.norm(want)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("model", MODELS)
 def test_kernels_lower(model):
     D, F, N, H, E = model

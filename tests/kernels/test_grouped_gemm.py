@@ -65,7 +65,7 @@ def interpreted(monkeypatch):
         yield
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize("activation", [SWIGLU, CLAMPED], ids=["swiglu", "clamped and biases"])
 @pytest.mark.parametrize(
     ("T", "J", "X", "D", "F", "consumers", "ctas", "skew"),
@@ -96,7 +96,7 @@ def test_the_arithmetic_is_that_of_plain_jax(
     np.testing.assert_allclose(found[live], wanted[live], rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize("T", [1, 9])
 @pytest.mark.parametrize("skew", [False, True])
 def test_devices_with_whole_experts_add_up(interpreted, monkeypatch, T, skew):
@@ -142,7 +142,7 @@ def test_whole_experts_of_a_device_lower_for_cuda(T):
 SHAPES = [(2048, 768, 128, 8), (4096, 1536, 128, 8), (4096, 14336, 8, 2), (2880, 2880, 32, 4)]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(4, 6)
 @pytest.mark.parametrize(("D", "F", "J", "X"), SHAPES)
 @pytest.mark.parametrize("T", [1, 7, 64, 300, 8192])
 def test_lowers_for_cuda(D, F, J, X, T):

@@ -112,7 +112,7 @@ def wanted(scheme, h, chosen, weights, up, down, activation=SWIGLU, *biases):
     return run(h, chosen, weights, up, down, activation, *biases).summands[0]
 
 
-@pytest.mark.sample(1, 6)
+@pytest.mark.sample(1, 4)
 @pytest.mark.parametrize(
     ("name", "T", "J", "X", "D", "F", "skew", "activation"),
     [

@@ -91,7 +91,7 @@ def plain(problem: LinearProblem, h: jax.Array, leaves: Any) -> np.ndarray:
 LAYERS = [("D -> K A H", 8), ("N H -> D", 16), ("D -> A F", 8), ("F -> D", 1)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 3)
 @pytest.mark.parametrize(("name", "case"), crossed(list(SCHEMES), LAYERS, 2))
 def test_streamed(name, case, monkeypatch):
     axes, rows = case

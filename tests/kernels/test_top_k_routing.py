@@ -41,7 +41,7 @@ def both(logits: jax.Array, router: Router, top_k: int):
     return found, route(logits.sum(0), router, top_k, correction)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, 6)
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("J", [128, 60])
@@ -55,7 +55,7 @@ def test_it_chooses_as_plain_jax(monkeypatch, ties, router, J):
 SIZES = [(8, 1, 128, 8), (1, 64, 256, 4), (4, 300, 128, 16), (1, 64, 32, 4)]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, 6)
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize(("Z", "T", "J", "X"), SIZES)
 def test_lowers_for_cuda(Z, T, J, X, router):

@@ -60,7 +60,7 @@ def _no_window(config):
     return dataclasses.replace(config, sliding_windows=(None,) * config.num_layers)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, 7)
 @pytest.mark.parametrize(
     ("name", "change"),
     [

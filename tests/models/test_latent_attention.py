@@ -79,7 +79,7 @@ def _router(**changes):
     return change
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 4)
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -112,7 +112,7 @@ def layer_input(config, T=19):
     return x, models.rotary_tables(config.rope, 7 * jnp.arange(T))
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("name", [V2, "deepseek_v2_j5_k2_lite_fused", V3])
 def test_the_absorbed_form_gives_the_same(name):
     """Attention over the latents: one key and value for all heads, as the paper computes it."""
@@ -302,7 +302,7 @@ def linears(model):
     return {path: linear for path, linear in found if isinstance(linear, models.Linear)}
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("scheme", ["fp8", "int4"])
 def test_a_quantised_checkpoint_means_what_the_folder_says(tmp_path, scheme):
     folder = write_plain(tmp_path / "plain", DEEPSEEK)

@@ -163,7 +163,7 @@ def test_quantised_kv_heads_are_copied(tmp_path):
     check((phi3, 4, False, SMALL, None), most=4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_experts_are_spread_or_cut(tmp_path):
     each = write_plain(tmp_path / "each", EXPERTS)
     fused = write_plain(tmp_path / "fused", OSS)
@@ -207,7 +207,7 @@ _DEFAULT = ["w4a16", "mxfp4"]
 _MORE = [name for name in FORMATS if name not in (*_DEFAULT, "deepseek-fp8")]
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize(
     "name", [*_DEFAULT, *(pytest.param(name, marks=pytest.mark.slow) for name in _MORE)]
 )

@@ -20,7 +20,7 @@ def load(folder):
     return models.load_model(folder, dtype="float32", progress=False).model
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_folded_scales_keep_the_function(tmp_path, family):
     values = FAMILY_CONFIGS[family]

@@ -121,7 +121,7 @@ def test_dead_engine_is_unhealthy_and_says_little(folder, monkeypatch):
 
 
 # The last two are beyond the model's length.
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("minimum", [1, pytest.param(600, marks=pytest.mark.slow), 2**31 - 1])
 def test_minimum_without_a_maximum(server: LiveServer, minimum):
     body = {"messages": [{"role": "user", "content": "a"}], "min_tokens": minimum, "top_k": 1}

@@ -115,7 +115,7 @@ def test_the_first_token_may_be_of_reasoning_or_a_call(piece, counts):
     assert found.last - found.first == pytest.approx(0.1 if counts else 0.0, abs=0.09)
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("chat", [False, True])
 def test_sweep_against_a_server(server: LiveServer, tmp_path, chat, capsys, quick_connections):
     argv = ["--url", server.url + "/v1", "--rates", "20,inf", "--requests", "6"]

@@ -53,7 +53,7 @@ def test_answers_are_right_and_share_the_table(bundled: LiveServer):
     assert stats.kv_tokens_read < stats.kv_tokens_unshared
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_forced_form_does_not_hurt_a_right_answer(bundled: LiveServer):
     with openai.OpenAI(
         base_url=f"{bundled.url}/v1", api_key="none", max_retries=0, timeout=300

@@ -191,7 +191,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("where", ["local", "remote"])
 def test_ctrl_c_stops_the_answer_and_frees_it(server: LiveServer, folder, where):

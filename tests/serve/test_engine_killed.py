@@ -28,6 +28,7 @@ def engine_of(server: int) -> int:
     return found
 
 
+@pytest.mark.thorough
 def test_a_killed_engine_ends_streams_and_server(process):
     started, url = process
     events: list[str] = []
@@ -61,7 +62,7 @@ def test_a_killed_engine_ends_streams_and_server(process):
     assert time.monotonic() - killed < SOON
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_the_engine_ends_with_the_server(process, sent):
     started, url = process
@@ -90,7 +91,7 @@ assert service.engine.channel.join(60)
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_front_end_uses_no_device():
     """Its memory is the engine's."""
     done = subprocess.run(

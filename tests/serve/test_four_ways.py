@@ -127,7 +127,7 @@ async def merged_later(answer: Any) -> Any:
     return found.value
 
 
-@pytest.mark.sample(6, 12)
+@pytest.mark.sample(6, 10)
 @pytest.mark.parametrize(
     ("route", "args"),
     [*(("chat", args) for args in CHATS), *(("completions", args) for args in COMPLETIONS)],

@@ -67,7 +67,7 @@ def test_a_question_is_answered(server: LiveServer, path):
     assert (status, json.loads(body)) == (200, ask(server, "GET", path).json)
 
 
-@pytest.mark.sample(1, 5)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -105,7 +105,7 @@ def test_a_prefix_is_registered(server: LiveServer):
     assert ask(server, "DELETE", "/v1/prefixes/half").status == 200
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_that_waits_in_the_queue_comes(server: LiveServer, stream):
     """What the client gets meanwhile is skipped by every client."""
@@ -132,7 +132,7 @@ def test_an_answer_that_waits_in_the_queue_comes(server: LiveServer, stream):
         assert sent.endswith(b"0\r\n\r\n") and b"data: [DONE]" in sent
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("where", ["running", "queued"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_closes_is_aborted_at_once(server: LiveServer, stream, where):

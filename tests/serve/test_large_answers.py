@@ -113,7 +113,7 @@ async def events(server: LiveServer, samples: int) -> list[str]:
     return events
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("form", [whole, chat, events])
 def test_large_answers_do_not_stop_the_loop(server: LiveServer, form: Callable[..., Any]):
     def measure() -> float:

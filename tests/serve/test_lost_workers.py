@@ -86,7 +86,7 @@ def test_a_task_whose_worker_is_killed_runs_again(folder):
     in_pool(folder, work)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 0)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_task_that_loses_two_workers_is_the_servers_fault(folder, number):
     async def work(pool: WorkerPool) -> None:
@@ -123,7 +123,7 @@ def test_an_allocation_that_fails_in_native_code_is_the_clients_fault(folder, nu
     in_pool(folder, work)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_stopped_idle_worker_is_replaced(folder):
     async def work(pool: WorkerPool) -> float:
         pid = pool._idle[0].pid
@@ -137,7 +137,7 @@ def test_a_stopped_idle_worker_is_replaced(folder):
     assert in_pool(folder, work, task_seconds=60.0) < 5
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_at_work_is_replaced(folder):
     """Its task goes on in the slow slot that it has; a busy one is told from it."""
 
@@ -159,7 +159,7 @@ def test_a_worker_that_is_stopped_at_work_is_replaced(folder):
     in_pool(folder, work, quick=1, task_bytes=2**40, task_seconds=60.0)
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_zygote_starts_anew(folder, monkeypatch, number):
     monkeypatch.setattr(zygote_module, "_ANSWER_SECONDS", 1.0)

@@ -74,6 +74,7 @@ def test_endless_compiles_hold_up_nobody(small: LiveServer):
     assert httpx2.post(small.url + "/v1/completions", json=easy, timeout=60).status_code == 200
 
 
+@pytest.mark.thorough
 def test_an_endless_template_holds_up_nobody(small: LiveServer):
     body = {"messages": [{"role": "user", "content": "a"}] * 300, "max_tokens": 1}
 

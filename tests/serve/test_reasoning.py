@@ -315,7 +315,7 @@ def test_the_constraint_is_on_the_final_channel(special, kind):
         assert not accepts(special, outer, lead + bad), start
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(6, 16)
 @pytest.mark.parametrize("fmt", TOOL_FORMATS)
 @pytest.mark.parametrize("name", ["plain", "tagged"])
 @pytest.mark.parametrize("parser", [None, "qwen3"])

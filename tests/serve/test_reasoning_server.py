@@ -125,7 +125,7 @@ def test_reasoning_that_is_cut_off(served):
     assert told == whole["token_ids"]  # each once
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize(
     ("thinking", "choice"),
     [

@@ -193,7 +193,7 @@ def test_a_request_in_the_first_second_is_answered(folder, request):
         assert started.wait(60) == 0
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize(
     ("sent", "status", "said"),
     [(signal.SIGTERM, -signal.SIGTERM, ""), (signal.SIGINT, 130, "rjax serve: interrupted\n")],

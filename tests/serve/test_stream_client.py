@@ -77,7 +77,7 @@ def test_an_answer_that_is_cut_off_is_not_whole():
         figures([found], 1)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_processes_share_a_load(server: LiveServer):
     host, port = server.url.removeprefix("http://").split(":")
     body = {"model": "tiny", "prompt": "Who?", "max_tokens": 5, "ignore_eos": True, "stream": True}

@@ -138,7 +138,7 @@ def test_prose_is_not_held_back():
         ]
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("fmt", ["hermes", "llama3_json"])
 def test_a_streamed_call_through_the_server(folder, fmt):
     tool: Any = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
@@ -176,7 +176,7 @@ def test_a_streamed_call_through_the_server(folder, fmt):
     assert chunks[-1].finish_reason == "tool_calls"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_call_cut_off_says_so(folder):
     tool: Any = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
     body = {

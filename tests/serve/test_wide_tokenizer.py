@@ -40,6 +40,7 @@ def complete(server: LiveServer, **fields: object) -> str:
     return answer.json["choices"][0]["text"]
 
 
+@pytest.mark.thorough
 def test_it_serves(server: LiveServer) -> None:
     assert server.service.tokenizer.vocab_size == server.service.alternatives.vocab_size + len(
         BEYOND
