@@ -115,6 +115,7 @@ def test_a_row_of_decode_steps_is_saved_as_it_ends(tmp_path, monkeypatch):
     assert [row["batch"] for row in load(path)["rows"]] == [2]
 
 
+@pytest.mark.thorough
 def test_an_unknown_kernel_cannot_be_left_out():
     with pytest.raises(SystemExit, match="no kernel is named 'none'; there are"):
         decode_step.main(["--quiet", "--model=tiny", "--without=none"])

@@ -48,7 +48,7 @@ def test_the_table_runs_and_is_shown(tmp_path):
     assert "torch_python" not in path.read_text()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_products_are_checked_and_shown(tmp_path):
     path = tmp_path / "kernels_products.json"
     assert kernels.main(["--products", "--small", "--only=gate-up,int", f"--json={path}"]) == 0

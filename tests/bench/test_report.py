@@ -10,7 +10,7 @@ from bench.decode_step import breakdown as step_breakdown
 from rjax.benchmarks.records import load
 
 
-@pytest.mark.sample(0, 4)
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize("path", report.pages(), ids=lambda path: path.stem)
 def test_pages_are_up_to_date(path):
     assert path.read_text(encoding="utf-8") == report.pages()[path], "run python -m bench.report"

@@ -37,7 +37,7 @@ _SMALL = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 256, "num_
 _SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 
 
-@pytest.mark.sample(0, 2)
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize(
     "name", [n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
@@ -81,7 +81,7 @@ def test_steps_are_right(small, capsys, only, names):
     assert [line.split(": relative error ")[0] for line in lines] == names
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_wrong_step_is_found(small, capsys):
     small[:] = [dataclasses.replace(case, bound=1e-9) for case in small]
     assert sanitize.main(["--bare", "--backend=xla", "--only=one-row-unfused-fp8"]) == 1

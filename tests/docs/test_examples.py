@@ -75,7 +75,7 @@ def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES} == PRINTS.keys()
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(0, 5)
 @pytest.mark.parametrize("name", sorted(PRINTS))
 def test_example(name: str):
     out = run(name, *ARGUMENTS.get(name, []))

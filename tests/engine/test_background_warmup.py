@@ -98,7 +98,7 @@ def test_requests_are_served_while_other_sizes_compile(tiny):
 
 
 # test_auto_decode_steps.py compiles programs of several steps in the background.
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("decode_steps", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_nothing_is_compiled_after_the_background_is_done(tiny, compilations, decode_steps):
     options = {"num_pages": 26 + decode_steps, "swap_space": "1MiB"}

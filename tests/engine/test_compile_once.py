@@ -92,7 +92,7 @@ def kernels_named_by_content():
     keep_compiled(None)
 
 
-@pytest.mark.sample(0, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seqs", [1, 4])
 def test_more_layers_bring_no_more_kernels(seqs):
     few, many = (lowered(layers, seqs=seqs).count("mosaic_gpu_v2") for layers in (3, 6))

@@ -88,7 +88,7 @@ def test_shares_that_wait_are_within_one_row_of_each_other(num_seqs, ahead, shar
                 assert count - leading[other] <= 1 or leading[other] == rows[other]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("ahead", [0, 4])
 @pytest.mark.parametrize("priority", [0, FIRST])
 def test_a_newcomer_gets_its_rows_while_another_holds_all(ahead, priority):

@@ -159,7 +159,7 @@ def test_an_engine_answers_the_same(tiny, use, monkeypatch, count, at_once, kv):
     assert answers(tiny, count, kv_cache_dtype=kv)[1] == got
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_short_prompts_take_a_decode_shape_where_rows_are_spare(tiny, use, monkeypatch):
     use(PlainForms((8, 16), fused=False))
     engine, got = answers(tiny, 3)
@@ -247,7 +247,7 @@ def test_one_layer_of_another_kind_does_not_decide(quantization):
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, 2)
 @pytest.mark.parametrize("quantization", DENSE)
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-3b", "qwen2.5-0.5b"])
 def test_quantised_weights_leave_rows_to_prefill_ahead(model, quantization):

@@ -88,7 +88,7 @@ def reference(folder, tokens, attention):
 
 
 # The file's scales; scales that clip keys; that clip values; that make small numbers subnormal.
-@pytest.mark.sample(0, 2)
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("factors", [(1, 1), (0.3, 1), (1, 0.3), (700, 500)])
 def test_logprobs_are_those_of_kv_quantised_with_the_scales(rescaled, factors):
     folder = rescaled(*factors)

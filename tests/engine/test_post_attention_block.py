@@ -61,7 +61,7 @@ def _halves(value):
     return Partial(jnp.stack([value / 4, value * 0.75]), dtype=value.dtype)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

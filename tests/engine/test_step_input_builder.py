@@ -262,7 +262,7 @@ def test_a_plan_serves_until_splits_change(monkeypatch, windows, expected):
         np.testing.assert_array_equal(packed, kept)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_engine_gives_the_same_tokens(tiny, monkeypatch):
     """With sequences that join, leave and are preempted, and each input checked."""
     requests = [

@@ -41,7 +41,7 @@ def stored(tiny, tmp_path):
     return tmp_path / "one"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_equal_weights_in_two_folders_have_equal_hashes(stored, tmp_path):
     other = tmp_path / "cache of another machine"
     shutil.copytree(stored, other)

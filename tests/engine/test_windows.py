@@ -82,7 +82,7 @@ def poison(engine) -> None:
         engine._worker.write_pages(free, page)
 
 
-@pytest.mark.sample(0, 2)
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize(
     ("pages", "options"),
     [

@@ -31,6 +31,7 @@ from .tiny import make_engine, run
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
 
+@pytest.mark.thorough
 def test_nothing_is_compiled_after_a_warmup(tiny, capsys, monkeypatch):
     monkeypatch.setattr("rjax.worker.worker.bars_are_seen", lambda: True)
     engine = make_engine(tiny, warmup="on", use_tqdm=True)  # sizes that other tests have

@@ -78,7 +78,7 @@ def break_off(channel: ProcessChannel, how: str) -> None:
     channel._sock.send(data)
 
 
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("how", ["kill", "huge", "garbage", "step", "nonsense"])
 def test_a_dead_engine_ends_its_streams(tmp_path, caplog, how):
     """Also one that fails in a step, and one that gets or sends what is no message."""
@@ -135,7 +135,7 @@ def test_stop_does_not_wait_for_a_step(tmp_path):
     assert channel.process.returncode == 0
 
 
-@pytest.mark.sample(1, 2)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize(
     ("start", "error", "said"),
     [
@@ -206,7 +206,7 @@ def front_end(folder: Path, start: str = "") -> Iterator[tuple[subprocess.Popen[
         process.communicate()
 
 
-@pytest.mark.sample(0, 2)
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("when", ["loading", "streaming", "in a step"])
 def test_the_engine_ends_with_its_front_end(tmp_path, when):
     with front_end(tmp_path, "slow" if when == "loading" else "") as (process, engine):

@@ -60,6 +60,7 @@ def test_a_bad_one_names_its_file(model: dict[str, Any], tmp_path: pathlib.Path)
         GenerationConfig.from_folder(tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("kept")
 def test_each_of_several_ends_the_text(tiny_folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     for path in tiny_folder.iterdir():

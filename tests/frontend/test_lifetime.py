@@ -105,7 +105,7 @@ def test_the_last_reference_frees_everything(
     assert held()[1] <= compiled - count
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("collector_off")
 def test_close_frees_everything_and_is_told_of(tiny_folder: pathlib.Path) -> None:
     before = held()[0]

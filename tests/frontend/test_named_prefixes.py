@@ -89,6 +89,7 @@ def test_beams_of_texts(llm):
         llm.beam_search([[512]], params)
 
 
+@pytest.mark.thorough
 def test_a_saved_prefix_serves_texts_and_ids_at_the_next_start(folder, llm, tmp_path):
     text, ids = tmp_path / "text.safetensors", tmp_path / "ids.safetensors"
     llm.add_prefix("table", SYSTEM, cache_salt="mine")

@@ -62,7 +62,7 @@ def test_greedy_is_what_generate_says(tiny_llm: LLM) -> None:
     assert likely.token_ids == said.token_ids
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_chances_of_all_tokens_add_up(tiny_llm: LLM) -> None:
     pairs = score(tiny_llm, "", ["a"]), score(tiny_llm, [[0]], [[i] for i in range(512)])
     assert sum(math.exp(output.logprob) for output in pairs[1]) == pytest.approx(1, abs=1e-3)

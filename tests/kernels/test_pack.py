@@ -56,7 +56,7 @@ def run_work_tiles(packed: PackedPlan, a: batches.Arrays, scale: float):
     return out, lse
 
 
-@pytest.mark.sample(3, 6)
+@pytest.mark.sample(3, 3)
 @pytest.mark.parametrize("sharing", ["on", "off"])
 @pytest.mark.parametrize("batch", [batches.DECODE, batches.RELAY, batches.CHUNKS])
 @pytest.mark.parametrize(("N", "K", "tile_rows"), [(8, 2, 32), (8, 2, 16), (9, 3, 42)])

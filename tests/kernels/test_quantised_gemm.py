@@ -70,7 +70,7 @@ def limit_of(W: int, T: int = 1, kind: str = "") -> float:
     return 1e-5 if W == 1 else 2.5e-3  # of a result that is rounded to bfloat16
 
 
-@pytest.mark.sample(8, 8)
+@pytest.mark.sample(8, 2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("layer", "T"), [((1, 6144, 4096), 1), ((2, 4864, 896), 64), ((2, 14336, 4096), 256)]
@@ -95,7 +95,7 @@ _MANY = [(kind, ((1, 256, 384), 136)) for kind in KINDS] + [
 _SMALL = crossed(KINDS, [((1, 192, 640), 1), ((2, 128, 512), 64)], 2)
 
 
-@pytest.mark.sample(7, 4)
+@pytest.mark.sample(7, 2)
 @pytest.mark.parametrize(
     ("kind", "case"),
     # The last two refill their pipeline stages.

@@ -61,7 +61,7 @@ def summed(products) -> np.ndarray:
     return products.sum(0)[0] if products.ndim == 3 else products[0]
 
 
-@pytest.mark.sample(5, 4)
+@pytest.mark.sample(5, 2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", MODELS)
 def test_kernels_lower(model, kind):
@@ -99,7 +99,7 @@ class PlainRow(StoredRow):
 
 
 # The last has more groups of warpgroups than the second split has stages.
-@pytest.mark.sample(1, 4)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize(
     ("kind", "shape", "config"),
     [

@@ -79,7 +79,7 @@ def _router(**changes):
     return change
 
 
-@pytest.mark.sample(1, 4)
+@pytest.mark.sample(1, 3)
 @pytest.mark.parametrize(
     ("name", "change"),
     [

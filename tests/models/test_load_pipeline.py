@@ -99,7 +99,7 @@ def loading_threads():
 # Values.
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stored", ["float64", "float32", "float16"])
 def test_blocks_and_whole_pieces_give_the_same_values(folder, stored, dtype):

@@ -207,7 +207,7 @@ _DEFAULT = ["w4a16", "mxfp4"]
 _MORE = [name for name in FORMATS if name not in (*_DEFAULT, "deepseek-fp8")]
 
 
-@pytest.mark.sample(0, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*_DEFAULT, *(pytest.param(name, marks=pytest.mark.slow) for name in _MORE)]
 )

@@ -127,7 +127,7 @@ def test_a_row_does_not_depend_on_the_experts_of_others(dtype, T):
         np.testing.assert_array_equal(bits(h2, c2, w2)[moved], found[kept])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 0)
 @pytest.mark.parametrize(
     ("T", "X", "J", "R"),
     [(1, 1, 1, None), (1, 8, 128, None), (64, 8, 128, None), (50, 3, 7, 16), (700, 4, 7, None)],

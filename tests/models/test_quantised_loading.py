@@ -48,7 +48,7 @@ def linears(model):
 SOME = ("awq", "gptq-v2-8bit", "w4a16-asym", "deepseek-fp8", "fp8-static")
 
 
-@pytest.mark.sample(10, 10)
+@pytest.mark.sample(10, 3)
 @pytest.mark.parametrize(
     ("config", "name"),
     [(config, name) for config in CONFIGS for name in FORMATS if config == "llama" or name in SOME],

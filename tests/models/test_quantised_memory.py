@@ -41,7 +41,7 @@ def file_bytes(config: models.ModelConfig) -> float:
     return total
 
 
-@pytest.mark.sample(4, 10)
+@pytest.mark.sample(4, 4)
 @pytest.mark.parametrize("shapes", ["llama-3-8b", "qwen2.5-0.5b"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_memory_is_that_of_the_file(name, shapes):

@@ -47,7 +47,7 @@ def linears(model):
     return {path: linear for path, linear in found if isinstance(linear, models.Linear)}
 
 
-@pytest.mark.sample(3, 3)
+@pytest.mark.sample(3, 1)
 @pytest.mark.parametrize(("family", "kind"), crossed(list(FAMILY_CONFIGS), KINDS, 5))
 def test_the_folder_loads_as_the_weights_that_it_means(tmp_path, family, kind):
     values = FAMILY_CONFIGS[family]

@@ -152,7 +152,7 @@ OF_ROUTE: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(6, 4)
 @pytest.mark.parametrize(
     ("route", "shape"),
     [(route, {**SHAPES, **more}[name]) for route, more in OF_ROUTE.items()

@@ -110,7 +110,10 @@ def test_short_keys_are_taken_with_a_warning(tmp_path, capsys):
         (["--tool-call-parser", "x"], "hermes"),
         (["--drain-second", "3"], "did you mean --drain-seconds?"),
         (["--page-size", "7"], "page_size is 7"),
-        (["--num-pages", "1", "--warmup", "off"], "raise num_pages"),
+        pytest.param(
+            *(["--num-pages", "1", "--warmup", "off"], "raise num_pages"),
+            marks=pytest.mark.thorough,  # it loads the model
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

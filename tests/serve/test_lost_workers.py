@@ -185,7 +185,7 @@ def test_a_lost_zygote_starts_anew(folder, monkeypatch, number):
         in_pool(folder, work, own=own)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_stopped_zygote_keeps_no_task_from_its_end(folder):
     async def work(pool: WorkerPool) -> None:
         pid = pool._idle[0].pid

@@ -226,6 +226,7 @@ def demo(optimised: None, kept: None) -> Iterator[LiveServer]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_newcomer_clicks_a_question_and_asks_eight_at_once(demo: LiveServer, open_page):
     page = open_page(demo.url + "/")
     expect(page.locator(".questions button")).to_have_count(3)

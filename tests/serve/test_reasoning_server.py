@@ -246,7 +246,7 @@ def test_reasoning_of_responses(served):
         assert [entry.logprob for entry in last.logprobs] == streamed
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_reasoning_tokens_are_counted(served):
     end = served.service.tokenizer.hf.get_vocab()["</think>"]
     url = f"{served.url}/v1/chat/completions"

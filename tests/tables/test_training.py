@@ -59,7 +59,7 @@ def test_a_branch_has_the_hidden_states_of_its_chat_alone(batch):
         np.testing.assert_allclose(found, alone[length : len(tokens)], atol=2e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_step_lowers_the_loss_of_its_own_batch(batch):
     config = model_config(TINY, TOKENIZER)
     graph, parameters = fresh_parameters(config, seed=0)
