@@ -47,6 +47,7 @@ def test_log_probabilities_equal_a_plain_forward_pass():
         assert not out.logprobs[a][~live].any()
 
 
+@pytest.mark.thorough
 def test_samples_end_at_the_end_token_and_differ():
     out = rolled("on")
     ended = 0

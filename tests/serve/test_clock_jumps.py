@@ -12,6 +12,7 @@ DAY = 86400.0
 LONG = {**SHORT, "max_tokens": 100, "ignore_eos": True, "stream": True}
 
 
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize("days", [400.0, -400.0])
 def test_requests_are_as_long_as_without(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, days: float

@@ -106,7 +106,7 @@ def test_short_keys_are_taken_with_a_warning(tmp_path, capsys):
         (["--prefix-file", f"a b={__file__}"], "a b="),
         (["--prefix-file", "a"], "--prefix-file 'a' is not of the form NAME=VALUE"),
         (["--host", "192.0.2.1", "--port", "0"], "192.0.2.1 port 0"),
-        (["--model", "/nowhere"], "/nowhere"),
+        pytest.param(["--model", "/nowhere"], "/nowhere", marks=pytest.mark.thorough),
         (["--tool-call-parser", "x"], "hermes"),
         (["--drain-second", "3"], "did you mean --drain-seconds?"),
         (["--page-size", "7"], "page_size is 7"),

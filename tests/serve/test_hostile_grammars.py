@@ -51,6 +51,7 @@ def growing(number: int, terminals: int = 400) -> dict:
     return {"structured_outputs": {"grammar": start + "\n".join(rules)}}
 
 
+@pytest.mark.thorough
 def test_an_exhausted_lexer_is_no_other_requests_fault(keyed: LiveServer):
     wanted = {"structured_outputs": {"regex": EXHAUSTING}}
     before = post(keyed, KEYS[1], **wanted)
