@@ -66,6 +66,23 @@ class ScaleConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TextModel:
+    """The text model of an architecture that has towers for other media beside it.
+
+    Attributes:
+        architecture: family of the text model, such as "Gemma3ForCausalLM".
+        media: what the towers take, such as "images".
+        decoder: start of the names of the decoder's tensors, in place of "model.".
+        head: module of the output projection, in place of "lm_head".
+    """
+
+    architecture: str
+    media: str
+    decoder: str
+    head: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything that decides a model's parameters and arithmetic; hashable.
 
@@ -113,6 +130,8 @@ class ModelConfig:
         declares_stretched: ``max_position_embeddings`` counts the stretch of ``rope`` (Gemma 3).
         kv_head_copies: how often each KV head of the checkpoint is held, so that the devices of a
             mesh can share ``num_kv_heads`` evenly, which counts the copies; see `place`.
+        text_model: the part that is loaded of an architecture with several; None for one that is
+            only a text model.
     """
 
     architecture: str
@@ -154,6 +173,7 @@ class ModelConfig:
     layer_ropes: tuple[RopeConfig | None, ...] = ()
     declares_stretched: bool = False
     kv_head_copies: int = 1
+    text_model: TextModel | None = None
 
     def scheme_of(self, path: str) -> WeightScheme:
         """How the weight of a projection is stored on the devices."""
@@ -181,6 +201,11 @@ class ModelConfig:
 
         layer_ropes = tuple(map(of, self.layer_ropes))
         return dataclasses.replace(self, rope=of(self.rope), layer_ropes=layer_ropes)
+
+    @property
+    def head_module(self) -> str:
+        """Name of the output projection in the checkpoint."""
+        return "lm_head" if self.text_model is None else self.text_model.head
 
     @property
     def depends_on_length(self) -> bool:

@@ -34,6 +34,11 @@ class ConfigFields:
         """The same fields, of which only ``readable`` may be read."""
         return ConfigFields(self._values, self._where, readable)
 
+    def among(self, names: Set[str]) -> "ConfigFields":
+        """The fields that have one of the names."""
+        values = {name: value for name, value in self._values.items() if name in names}
+        return ConfigFields(values, self._where, self._readable)
+
     def filled(self, **defaults: Any) -> "ConfigFields":
         """The same fields, with values for those that are missing or null."""
         given = {name: value for name, value in self._values.items() if value is not None}

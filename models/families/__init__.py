@@ -16,6 +16,8 @@ from rjax.models.families.llama import LLAMA
 from rjax.models.families.ministral3 import MINISTRAL3
 from rjax.models.families.mistral import MINISTRAL, MISTRAL
 from rjax.models.families.mixtral import MIXTRAL
+from rjax.models.families.multimodal import Multimodal
+from rjax.models.families.multimodal_models import MULTIMODAL
 from rjax.models.families.olmo import OLMO2, OLMO3
 from rjax.models.families.olmoe import OLMOE
 from rjax.models.families.opt import OPT
@@ -29,7 +31,7 @@ from rjax.models.families.qwen3_next import QWEN3_NEXT
 from rjax.models.families.seed_oss import SEED_OSS
 from rjax.models.families.smollm3 import SMOLLM3
 
-FAMILIES: dict[str, Family] = {
+TEXT_FAMILIES: dict[str, Family] = {
     family.architecture: family
     for family in (
         *(BLOOM, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, EXAONE4, GEMMA2, GEMMA3),
@@ -39,3 +41,9 @@ FAMILIES: dict[str, Family] = {
         *(QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3),
     )
 }
+"""Architectures that are a text model alone."""
+
+FAMILIES: dict[str, Family | Multimodal] = TEXT_FAMILIES | {
+    family.architecture: family for family in MULTIMODAL
+}
+"""All architectures; of those with towers, the text model is loaded."""

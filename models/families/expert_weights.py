@@ -46,15 +46,20 @@ def expert_weights(config: ModelConfig, names: ExpertNames = QWEN_NAMES) -> Weig
     return weights
 
 
-def fused_expert_weights(config: ModelConfig, names: ExpertNames = QWEN_NAMES) -> Weights:
-    """The pieces of routers and experts, where one tensor has all experts, as in transformers 5."""
+def fused_expert_weights(
+    config: ModelConfig, names: ExpertNames = QWEN_NAMES, *, inputs_first: bool = False
+) -> Weights:
+    """The pieces of routers and experts, where one tensor has all experts, as in transformers 5.
+
+    inputs_first: an expert's matrices are stored transposed, inputs by outputs.
+    """
+    up, down = ("J D (A I)", "J I D") if inputs_first else ("J (A I) D", "J D I")
     weights: Weights = {}
     for i in expert_layers(config):
         block = f"model.layers.{i}.mlp"
-        up = Piece(f"{block}.experts.gate_up_proj", "J (A I) D", a=2)
         weights |= _beside(config, i, block, names) | {
-            f"layers.{i}.mlp.up.weight": (up,),
-            f"layers.{i}.mlp.down.weight": (Piece(f"{block}.experts.down_proj", "J D I"),),
+            f"layers.{i}.mlp.up.weight": (Piece(f"{block}.experts.gate_up_proj", up, a=2),),
+            f"layers.{i}.mlp.down.weight": (Piece(f"{block}.experts.down_proj", down),),
         }
     return weights
 

@@ -65,6 +65,11 @@ class FieldTable:
         groups = self.reads, self.constraints.keys(), self.ignores
         assert len(frozenset().union(*groups)) == sum(map(len, groups)), "a field is in two groups"
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all fields of the table."""
+        return self.reads | self.ignores | frozenset(self.constraints)
+
     def check(self, fields: ConfigFields) -> ConfigFields:
         """The fields, restricted to those in ``reads``.
 
@@ -80,7 +85,7 @@ class FieldTable:
 
     def unknown(self, fields: ConfigFields) -> list[str]:
         """Names of the fields that neither rjax nor transformers knows, sorted."""
-        names = fields.names() - self.reads - self.constraints.keys() - self.ignores
+        names = fields.names() - self.names
         if self.reads >= ROPE_OBJECTS:
             names |= unknown_rope_fields(fields)
         return sorted(names)
@@ -109,6 +114,16 @@ NO_WINDOWS: Mapping[str, Constraint] = {
     ),
 }
 """Constraints of families with full causal attention."""
+
+
+HEAD_DIM_OF_SIZE: Mapping[str, Constraint] = {
+    "head_dim": Constraint(
+        lambda value, _: type(value) is int,
+        "hidden_size / num_attention_heads: this architecture has no other",
+        fits=lambda value, config: value == config.head_dim,
+    )
+}
+"""Constraint of families whose heads divide the hidden size."""
 
 
 def _same_layers(kinds: Any, fields: ConfigFields) -> bool:

@@ -118,6 +118,12 @@ def _read_gemma3(fields: ConfigFields) -> ModelConfig:
     )
 
 
+def _read_gemma3_without_cap(fields: ConfigFields) -> ModelConfig:
+    config = _read_gemma3(fields)
+    scales = dataclasses.replace(config.scales, logit_soft_cap=None)
+    return dataclasses.replace(config, scales=scales)
+
+
 def _weights(config: ModelConfig) -> Weights:
     return llama_weights(config, _NORMS)
 
@@ -148,3 +154,5 @@ GEMMA3 = Family(
     _read_gemma3,
     _weights,
 )
+GEMMA3_TEXT = dataclasses.replace(GEMMA3, read_config=_read_gemma3_without_cap)
+"""The text model of Gemma 3 with vision, whose logits transformers does not cap."""

@@ -37,7 +37,7 @@ INNER_ROPE_FIELDS = frozenset(
     }
 )
 """Fields of rope_parameters and rope_scaling that `read_rope` reads."""
-# Of positions, which are equal for text.
+# The dims of each axis of positions, and their order. The positions of text are equal on all axes.
 _SEVERAL_AXES = frozenset({"mrope_interleaved", "mrope_section"})
 ROPE_OBJECTS = frozenset({"rope_parameters", "rope_scaling"})
 """The objects with the settings of a rotary embedding, or with one for each type of layer."""

@@ -28,16 +28,19 @@ def typed_windows(
     return windows if kinds is None else _of_kinds(kinds, windows, "set sliding_window to its size")
 
 
-def layer_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
+def layer_windows(
+    fields: ConfigFields, num_layers: int, *, first: int = 28
+) -> tuple[int | None, ...]:
     """Qwen's rule: ``layer_types``, else a window from layer ``max_window_layers`` on.
 
-    Both apply only if ``use_sliding_window`` is true.
+    Both apply only if ``use_sliding_window`` is true. ``first`` is the family's default of
+    ``max_window_layers``.
     """
     used = fields.flag("use_sliding_window", False)
     windows = uniform_window(fields, num_layers, 4096) if used else (None,) * num_layers
     kinds = fields.texts("layer_types")
     if kinds is None:
-        first = fields.integer("max_window_layers", 28, minimum=0)
+        first = fields.integer("max_window_layers", first, minimum=0)
         return tuple(window if i >= first else None for i, window in enumerate(windows))
     fix = "set use_sliding_window to true and sliding_window to its size"
     return _of_kinds(kinds, windows, fix)

@@ -11,7 +11,7 @@ from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
 from rjax.models.formats.block_leaves import block_leaves
 from rjax.models.formats.checks import check_scale
-from rjax.models.formats.module_names import checked_entries, is_in
+from rjax.models.formats.module_names import checked_entries, is_head, is_in
 from rjax.models.formats.packing import unpack
 from rjax.models.formats.registry import register_format
 from rjax.models.formats.scale_types import widest_scale_type
@@ -51,7 +51,7 @@ class Awq(WeightFormat):
 
     def scheme(self, module: str) -> WeightScheme:
         """int4 in groups."""
-        if module == "lm_head" or is_in(module, self.ignored):
+        if is_head(module) or is_in(module, self.ignored):
             return UNQUANTISED
         group = None if self.group_size == -1 else self.group_size
         return Scaled("int4", (1, group), self.zero_points, self.scale_dtype)

@@ -10,7 +10,7 @@ from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
 from rjax.models.formats.block_leaves import block_leaves
 from rjax.models.formats.checks import check_scale
-from rjax.models.formats.module_names import checked_entries, is_in
+from rjax.models.formats.module_names import checked_entries, is_head, is_in
 from rjax.models.formats.registry import register_format
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
@@ -42,7 +42,7 @@ class Fp8(WeightFormat):
 
     def scheme(self, module: str) -> WeightScheme:
         """fp8 for each channel or block."""
-        if module == "lm_head" or is_in(module, self.ignored):
+        if is_head(module) or is_in(module, self.ignored):
             return UNQUANTISED
         return Scaled("fp8", self.block or (1, None))
 

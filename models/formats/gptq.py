@@ -14,7 +14,7 @@ from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
 from rjax.models.formats.block_leaves import block_leaves
 from rjax.models.formats.checks import check_order, check_scale
-from rjax.models.formats.module_names import checked_entries, is_in
+from rjax.models.formats.module_names import checked_entries, is_head, is_in
 from rjax.models.formats.packing import unpack
 from rjax.models.formats.registry import register_format
 from rjax.models.formats.scale_types import widest_scale_type
@@ -22,7 +22,6 @@ from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, Weig
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.values import ScaleDType
 
-_HEAD = "lm_head"
 _FIELDS = frozenset(
     {
         *("bits", "checkpoint_format", "desc_act", "dynamic", "format", "group_size"),
@@ -92,7 +91,7 @@ class Gptq(WeightFormat):
 
     def _settings(self, module: str) -> Settings | None:
         of_layer = self.quantised is None or is_in(module, self.quantised)
-        if not (self.head if module == _HEAD else of_layer):
+        if not (self.head if is_head(module) else of_layer):
             return None
         found = (own for name, own in self.exceptions if re.match(name, module))
         return next(found, self.settings)

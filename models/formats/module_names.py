@@ -38,3 +38,8 @@ def checked_entries(entries: object, where: str) -> tuple[str, ...]:
 def is_in(module: str, entries: Iterable[str]) -> bool:
     """Whether any of the entries means a module."""
     return any(matches(entry, module) for entry in entries)
+
+
+def is_head(module: str) -> bool:
+    """Whether a module is the output projection: "lm_head" or "language_model.lm_head"."""
+    return module.rpartition(".")[2] == "lm_head"

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rjax.models.formats.module_names import is_head
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 
@@ -61,7 +62,7 @@ class OnLoad(FloatWeights):
 
     def scheme(self, module: str) -> WeightScheme:
         """The target scheme for all projections but the output projection."""
-        return UNQUANTISED if module == "lm_head" else self.target
+        return UNQUANTISED if is_head(module) else self.target
 
     def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
         """The weight, quantised in the blocks in which the scales are stored."""

@@ -2,17 +2,17 @@
 
 import dataclasses
 import functools
-import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
-from rjax.models.families import FAMILIES
+from rjax.models.families import FAMILIES, TEXT_FAMILIES
 from rjax.models.families.family import Family
+from rjax.models.families.multimodal import Multimodal
 from rjax.models.formats import (
     OnLoad,
     WeightFormat,
@@ -20,7 +20,9 @@ from rjax.models.formats import (
     read_format,
     unknown_quantization_fields,
 )
+from rjax.models.loading.json_files import read_json
 from rjax.models.loading.pieces import Piece, Weights, module_of
+from rjax.models.loading.tensors import tensor_names
 from rjax.models.schemes import ON_LOAD, UNQUANTISED, WeightScheme
 
 _log = logging.getLogger(__name__)
@@ -53,23 +55,6 @@ _RECURRENT_LAYERS = ("mamba", "linear_attention", "conv", "recurrent", "rwkv", "
 _ATTENTION_FIELDS = ("num_attention_heads", "n_head", "attn_layer_indices")
 
 
-def read_json(path: Path, limit: int) -> dict[str, Any]:
-    """Read a JSON object from a file of at most ``limit`` bytes, or raise CheckpointError."""
-    try:
-        if path.stat().st_size > limit:
-            raise CheckpointError(f"{path} is larger than {limit} bytes; it is not a {path.name}")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}; expected a JSON object")
-    return value
-
-
 def config_from_folder(folder: str | Path, quantization: str | None = None) -> ModelConfig:
     """The ModelConfig of a Hugging Face folder.
 
@@ -87,7 +72,8 @@ def config_from_folder(folder: str | Path, quantization: str | None = None) -> M
             "*.safetensors, tokenizer files) or a hub id such as Qwen/Qwen3-0.6B"
         )
     values = read_json(path, _MAX_CONFIG_BYTES)
-    config = config_from_dict(values)
+    named = isinstance(_family_of(ConfigFields(values)), Multimodal)
+    config = config_from_dict(values, tensor_names(Path(folder)) if named else None)
     _warn_of(str(path), tuple(unknown_fields(values)))
     return with_quantization(config, quantization)
 
@@ -108,33 +94,40 @@ def unknown_fields(values: Mapping[str, Any]) -> list[str]:
     Those of ``quantization_config`` and of the objects of rotary embeddings have their path.
     """
     fields = ConfigFields(values)
-    quantization = values.get("quantization_config")
+    family = _family_of(fields)
+    quantization = family.quantization(fields, family.read(fields))
     of_weights = [] if quantization is None else unknown_quantization_fields(quantization)
-    return [*_family_of(fields).fields.unknown(fields), *of_weights]
+    return [*family.unknown(fields), *of_weights]
 
 
-def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
+def config_from_dict(
+    values: Mapping[str, Any], names: Collection[str] | None = None
+) -> ModelConfig:
     """Convert a parsed config.json to a ModelConfig; raise CheckpointError if it is unusable.
 
     ``auto_map`` (code shipped with a checkpoint) is ignored.
+
+    Args:
+        values: the fields of config.json.
+        names: the names of the checkpoint's tensors, on which the config of a text model with
+            towers beside it depends; None for those that transformers writes.
     """
     fields = ConfigFields(values)
     family = _family_of(fields)
-    config = family.read_config(family.fields.check(fields))
-    family.fields.check_config(fields, config)
+    config = family.read(fields, names)
     if config.longest_sequence > _MAX_TOKENS:
         raise CheckpointError(
             f"config.json: rope scaling stretches the context to {config.longest_sequence} tokens; "
             f"it must be at most {_MAX_TOKENS}"
         )
-    quantization = values.get("quantization_config")
+    quantization = family.quantization(fields, config)
     if quantization is None:
         return config
     config = with_format(config, read_format(quantization))
     return dataclasses.replace(config, quant_method=quantization["quant_method"])
 
 
-def _family_of(fields: ConfigFields) -> Family:
+def _family_of(fields: ConfigFields) -> Family | Multimodal:
     for name in fields.texts("architectures") or ():
         if name in FAMILIES:
             return FAMILIES[name]
@@ -300,7 +293,8 @@ def unsupported(fields: ConfigFields) -> CheckpointError:
 
 
 def _kind(architectures: list[str], values: Mapping[str, Any]) -> str:
-    if _is_multimodal(values):
+    family = _family_of_type(values.get("model_type"))
+    if not isinstance(family, Multimodal) and _is_multimodal(values):
         return f"it is a multimodal model{_text_model(values)}"
     if values.get("is_encoder_decoder") is True:
         return "it is an encoder-decoder model"
@@ -311,7 +305,6 @@ def _kind(architectures: list[str], values: Mapping[str, Any]) -> str:
             if hybrid
             else "it is a state-space or recurrent model"
         )
-    family = _family_of_type(values.get("model_type"))
     if family is None:
         return "it is of a family that is unknown here; CONTRIBUTING.md says how to add one"
     if architectures:
@@ -336,8 +329,8 @@ def _text_model(values: Mapping[str, Any]) -> str:
     for text in _text_configs(values):
         named = text.get("architectures")
         names = named if isinstance(named, list) else []
-        known = [FAMILIES[name] for name in names if isinstance(name, str) and name in FAMILIES]
-        family = known[0] if known else _family_of_type(text.get("model_type"))
+        known = [name for name in names if isinstance(name, str) and name in TEXT_FAMILIES]
+        family = TEXT_FAMILIES[known[0]] if known else _family_of_type(text.get("model_type"))
         if family is not None:
             return (
                 f"; its text model is of {family.architecture}, which runs once it is saved as a "
@@ -370,7 +363,7 @@ def _is_recurrent(values: Mapping[str, Any]) -> bool:
     )
 
 
-def _family_of_type(model_type: Any) -> Family | None:
+def _family_of_type(model_type: Any) -> Family | Multimodal | None:
     """The family that transformers reads a ``model_type`` as."""
     if not isinstance(model_type, str):
         return None

@@ -177,7 +177,7 @@ def load_weights(
     bytes_of_device(model, mesh)  # refuses what the devices cannot divide
     tensors = read_tensors(folder)
     family = FAMILIES[config.architecture]
-    weights = family.weights_of(config, tensors)
+    weights = family.weights_of(config, {name: entry.shape for name, entry in tensors.items()})
     kv_scales = kv_scale_tensors(config)
     quantised = _quantised_weights(model, config, weights)
     stored = [

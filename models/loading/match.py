@@ -15,7 +15,6 @@ from rjax.models.formats.weight_format import FLOATS, StoredTensor
 from rjax.models.loading.pieces import Weights, module_of, tensor_shape
 from rjax.models.loading.tensors import TensorEntry
 
-_HEAD = "lm_head.weight"
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 _MAX_NAMES = 5
 _CHECK_THREADS = 8
@@ -56,12 +55,13 @@ def match(
         CheckpointError: something is missing, unknown or wrong.
     """
     shapes = expected.shapes(config)
+    head = f"{config.head_module}.weight"
     optional = {tensor.name for tensor in expected.stored if not tensor.required}
     # A checkpoint of the decoder without a head lacks the prefix ("model.") in its names.
     prefix = expected.weights["embedding.weight"][0].tensor.partition(".")[0] + "."
     if not any(name.startswith(prefix) for name in tensors):
         tensors = {
-            name if name == _HEAD else prefix + name: entry for name, entry in tensors.items()
+            name if name == head else prefix + name: entry for name, entry in tensors.items()
         }
     missing = shapes.keys() - tensors.keys() - optional
     if missing:
@@ -69,7 +69,7 @@ def match(
         hint = "; " + " and ".join(sorted(reasons)) if reasons else ""
         hint = hint or (
             "; set tie_word_embeddings to true in config.json if the embedding is also the head"
-            if missing == {_HEAD}
+            if missing == {head}
             else "; the folder is incomplete or config.json describes another model"
         )
         raise CheckpointError(f"{folder} lacks {_listed(missing)}{hint}")
@@ -77,7 +77,7 @@ def match(
         name
         for name in tensors.keys() - shapes.keys()
         if not name.endswith(_IGNORED_SUFFIXES) and not name.startswith(expected.unused)
-    } - ({_HEAD} if config.tie_embeddings else set())
+    } - ({head} if config.tie_embeddings else set())
     if extra:
         raise CheckpointError(
             f"{folder} has {_listed(extra)}, which {config.architecture} does not use; the weights "
@@ -91,9 +91,9 @@ def match(
                 f"{' or '.join(map(str, shapes[name]))}"
             )
     _check_stored(expected.stored, entries)
-    if config.tie_embeddings and _HEAD in tensors:
+    if config.tie_embeddings and head in tensors:
         embedding = expected.weights["embedding.weight"][0].tensor
-        _check_tied(tensors[_HEAD], tensors[embedding], folder)
+        _check_tied(tensors[head], tensors[embedding], folder)
     return entries
 
 
@@ -128,7 +128,7 @@ def _check_tied(head: TensorEntry, embedding: TensorEntry, folder: Path) -> None
         )
     if not same:
         raise CheckpointError(
-            f"{folder} has an {_HEAD} that differs from its embedding, though config.json ties "
+            f"{folder} has an {head.name} that differs from its embedding, though config.json ties "
             "them; set tie_word_embeddings to false, or remove the tensor"
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rjax.models.errors import CheckpointError
-from rjax.models.loading.config import read_json
+from rjax.models.loading.json_files import read_json
 
 _INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20
@@ -173,6 +173,21 @@ def read_tensors(folder: Path) -> dict[str, TensorEntry]:
                 "download the folder again"
             )
     return tensors
+
+
+def tensor_names(folder: Path) -> frozenset[str] | None:
+    """The names of the folder's tensors; None for a folder without safetensors weights.
+
+    Only the index is read if there is one. The files behind it are checked by `read_tensors`.
+
+    Raises CheckpointError if the index or the only file is malformed.
+    """
+    index = folder / _INDEX
+    if index.is_file():
+        return frozenset(_read_index(index))
+    if not any(folder.glob("*.safetensors")):
+        return None
+    return frozenset(read_tensors(folder))
 
 
 def _read_index(index: Path) -> dict[str, str]:

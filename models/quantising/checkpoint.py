@@ -15,7 +15,8 @@ from tqdm import tqdm
 from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
-from rjax.models.loading.config import config_from_folder, read_json
+from rjax.models.loading.config import config_from_folder
+from rjax.models.loading.json_files import read_json
 from rjax.models.loading.match import Expected, match
 from rjax.models.loading.save import ShardWriter
 from rjax.models.loading.tensors import read_tensors

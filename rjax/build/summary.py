@@ -38,6 +38,7 @@ def engine_summary(
     devices = plan.mesh.size
     return {
         "model": model_name(config, model.config),
+        "input": model_input(model.config),
         "weights": f"{weight_types(model)}, {model.weight_bytes / GIB:.2f} GiB"
         + _on_each(plan.weight_bytes, devices)
         + (_why_dequantised(config, model) if model.config.dequantised else ""),
@@ -104,6 +105,13 @@ def _copies(model: ModelConfig) -> str:
 def model_name(config: EngineConfig, model: ModelConfig) -> str:
     """The model as given, with its architecture."""
     return f"{config.model.model or 'tables, the bundled model'} ({model.architecture})"
+
+
+def model_input(model: ModelConfig) -> str:
+    """What requests may consist of, and what else the model would take."""
+    if model.text_model is None:
+        return "text"
+    return f"text only: the model also takes {model.text_model.media}, which rjax does not serve"
 
 
 def weight_types(model: Decoder) -> str:

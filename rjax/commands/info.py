@@ -107,7 +107,7 @@ def kernels(config: Any) -> dict[str, Any]:
         config: `rjax.config.EngineConfig`.
     """
     from rjax.build.plan_engine import choose_platform, choose_weights, plan_engine
-    from rjax.build.summary import dtype_names, model_name
+    from rjax.build.summary import dtype_names, model_input, model_name
     from rjax.config.quantization_names import check_quantization
     from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
     from rjax.pallas_kernels.attention.registry import BACKENDS
@@ -127,6 +127,7 @@ def kernels(config: Any) -> dict[str, Any]:
     }
     return {
         "model": model_name(config, plan.model),
+        "input": model_input(plan.model),
         "dtype": dtype_names(plan),
         "runs_on": plan.description,
         "weight_bytes_per_device": plan.weight_bytes,
@@ -175,7 +176,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         ]
         facts.append((f"device {number}", ", ".join(notes)))
     weights = f"{found['weight_bytes_per_device'] / 2**30:.2f} GiB on each device"
-    facts += [("model", found["model"]), ("weights", weights), ("dtype", found["dtype"])]
+    facts += [("model", found["model"]), ("input", found["input"])]
+    facts += [("weights", weights), ("dtype", found["dtype"])]
     facts.append(("runs on", found["runs_on"]))
     facts += [(f"backend {name}", why) for name, why in found["backends"].items()]
     width = max(len(name) for name, _ in facts)

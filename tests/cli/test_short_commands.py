@@ -75,9 +75,20 @@ def test_the_summary_of_a_start(tmp_path):
     folder = write_model(tmp_path / "model")
     engine = build_engine(EngineConfig.from_options({"model": str(folder), **OPTIONS}))
     stats = engine.stats()
-    names = ["model", "weights", "dtype", "context", "KV pool", "batch", "decode steps", "backend"]
+    names = [
+        "model",
+        "input",
+        "weights",
+        "dtype",
+        "context",
+        "KV pool",
+        "batch",
+        "decode steps",
+        "backend",
+    ]
     assert list(engine.summary) == [*names, "kernels"]
     assert engine.summary["model"] == f"{folder} (LlamaForCausalLM)"
+    assert engine.summary["input"] == "text"
     assert engine.summary["context"] == "512 tokens"
     size = f"{stats.kv_bytes_total / GIB:.2f} GiB"
     assert engine.summary["KV pool"] == f"8,192 tokens (1,024 pages of 8, {size})"

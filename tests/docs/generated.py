@@ -22,7 +22,9 @@ from rjax.config import EngineConfig
 from rjax.config.option_docs import engine_option_docs, engine_options
 from rjax.engine.stats import EngineStats
 from rjax.engine_channel.facts import facts_of
-from rjax.models.families import FAMILIES
+from rjax.models.families import TEXT_FAMILIES
+from rjax.models.families.family import Family
+from rjax.models.families.multimodal_models import MULTIMODAL
 from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.serve.loading.service_builder import _cache_figures
 from rjax.serve.telemetry.metrics import Metrics
@@ -48,7 +50,7 @@ def models() -> str:
     """The families, from their registry, and the goldens that each is checked against."""
     goldens = _goldens()
     rows = []
-    for name, family in FAMILIES.items():
+    for name, family in TEXT_FAMILIES.items():
         kinds = family.fields.constraints["model_type"].allowed.split(":")[0]
         rows.append(
             [
@@ -68,10 +70,37 @@ def models() -> str:
     )
 
 
+def multimodal() -> str:
+    """The architectures with towers, of which the text model is served."""
+    goldens = _goldens()
+    rows = [
+        [
+            family.models,
+            f"`{family.architecture}`",
+            ", ".join(
+                f"`{kind}`" for text in family.texts for kind in sorted(text.fields.model_types)
+            ),
+            f"text only, no {family.media.replace(' and ', ' or ')}",
+            ", ".join(
+                f"{count} of {version}" for version, count in goldens[family.architecture].items()
+            ),
+        ]
+        for family in MULTIMODAL
+    ]
+    head = ["models", "`architectures`", "`model_type` of the text", "served", "checked against"]
+    return table(head, rows)
+
+
+def _families_of_text_configs() -> dict[str, Family]:
+    """The families that only text models beside towers have."""
+    texts = (text for family in MULTIMODAL for text in family.texts)
+    return {text.architecture: text for text in texts if text.architecture not in TEXT_FAMILIES}
+
+
 def _goldens() -> dict[str, Counter[str]]:
     """Per architecture, the goldens made by each version of transformers."""
     found: dict[str, Counter[str]] = {}
-    for folder in (GOLDENS, GOLDENS / "families", GOLDENS / "experts"):
+    for folder in (GOLDENS, *(GOLDENS / name for name in ("families", "experts", "multimodal"))):
         for path in sorted((folder / "models").glob("*/config.json")):
             config = json.loads(path.read_text(encoding="utf-8"))
             [name] = config["architectures"]
@@ -82,13 +111,14 @@ def _goldens() -> dict[str, Counter[str]]:
 def constraints() -> str:
     """What config.json may say of the fields that rjax does not read, by family."""
     found: dict[tuple[str, str], list[str]] = {}
-    for name, family in FAMILIES.items():
+    families = TEXT_FAMILIES | _families_of_text_configs()
+    for name, family in families.items():
         for field, constraint in family.fields.constraints.items():
             if field != "model_type":
-                short = name.removesuffix("ForCausalLM")
+                short = name.removesuffix("ForCausalLM").removesuffix("TextModel")
                 found.setdefault((field, constraint.allowed), []).append(short)
     rows = [
-        [f"`{field}`", allowed, "all" if len(names) == len(FAMILIES) else ", ".join(names)]
+        [f"`{field}`", allowed, "all" if len(names) == len(families) else ", ".join(names)]
         for (field, allowed), names in sorted(found.items())
     ]
     return table(["field", "must be", "families"], rows)
@@ -207,6 +237,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     for made in (
         *KEPT_RESULTS,
         models,
+        multimodal,
         constraints,
         options,
         vllm_names,

@@ -18,14 +18,17 @@ from .tiny import make_engine, run
 GOLDENS = TESTS / "golden"
 # Of those with experts, the ones whose attention is latent.
 LATENT = ("deepseek_v2_j5_k2_lite_fused", "deepseek_v3_j8_k3_groups", "glm4_moe_lite_j7_k3")
-CASES = sorted([*json.loads((GOLDENS / "families" / "cases.json").read_text()), *LATENT])
+MULTIMODAL = tuple(json.loads((GOLDENS / "multimodal" / "cases.json").read_text()))
+OTHERS = json.loads((GOLDENS / "families" / "cases.json").read_text())
+CASES = sorted([*OTHERS, *LATENT, *MULTIMODAL])
 LENGTH, NEW_TOKENS = 64, 8
 
 pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 
 
 def folder_of(name: str) -> Path:
-    return GOLDENS / ("experts" if name in LATENT else "families") / "models" / name
+    place = "experts" if name in LATENT else "multimodal" if name in MULTIMODAL else "families"
+    return GOLDENS / place / "models" / name
 
 
 def prompts() -> list[list[int]]:

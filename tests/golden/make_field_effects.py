@@ -36,7 +36,7 @@ sys.path.insert(0, str(HERE.parent / "models"))
 
 from field_cases import BASES, REFUSED, change_of, model_types  # noqa: E402
 
-from rjax.models.families import FAMILIES  # noqa: E402
+from rjax.models.families import TEXT_FAMILIES  # noqa: E402
 
 FILE = HERE / "field_effects.json"
 TOKENS = 37
@@ -114,7 +114,7 @@ def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
 
 def cases_of(architecture: str, field: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(a config, the same with another value of a field)."""
-    table, base = FAMILIES[architecture].fields, BASES[architecture]
+    table, base = TEXT_FAMILIES[architecture].fields, BASES[architecture]
     if field in table.reads:
         yield change_of(architecture, field)
     else:
@@ -165,7 +165,7 @@ class Effects:
             if taken == TRIED:
                 break
         self.found[group].append(field)
-        if field in FAMILIES[self._architecture].fields.reads:
+        if field in TEXT_FAMILIES[self._architecture].fields.reads:
             self._try_null(field, base)
 
     def _try_null(self, field: str, base: dict[str, Any]) -> None:
@@ -184,10 +184,10 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     found = json.loads(FILE.read_text()) if FILE.exists() else {"families": {}}
-    for architecture in sys.argv[1:] or sorted(FAMILIES):
+    for architecture in sys.argv[1:] or sorted(TEXT_FAMILIES):
         print(architecture, flush=True)
         values_of.cache_clear()
-        table = FAMILIES[architecture].fields
+        table = TEXT_FAMILIES[architecture].fields
         fields = table.reads | table.constraints.keys() | table.ignores
         with tempfile.TemporaryDirectory() as folder:
             effects = Effects(architecture, Path(folder))

@@ -15,8 +15,12 @@ Beside its config, a case may have ``stride`` (between positions), ``shard`` (si
 ``rewritten`` (fields put into the written config.json, which is then read again; null removes one),
 ``greedy`` (false where the angles depend on the length so far), ``seed``, ``fused`` (all experts
 of a layer in one tensor, as transformers 5 has them in memory), ``gate_up_spread`` (a factor on
-their first projection, so that activations reach a clamp), and ``tokens`` and ``prompt`` (how many
-there are).
+their first projection, so that activations reach a clamp), ``tokens`` and ``prompt`` (how many
+there are) and ``renamed`` (starts of tensors' names and what replaces them in the files, which
+transformers then reads again).
+
+A case with a ``text_config`` is a model with towers for other media, whose text model alone is
+used.
 """
 
 import copy
@@ -27,12 +31,34 @@ from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 TOKENS = 37  # odd, and longer than every sliding window of the cases
 PROMPT = 9
 NEW_TOKENS = 12
+
+
+def auto_class(settings: dict) -> type:
+    """The class that makes a model of a case."""
+    if "text_config" in settings:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
+def rename_tensors(folder: Path, renamed: dict[str, str]) -> None:
+    """Replace the starts of the names of the tensors in a folder with one file of weights."""
+
+    def of(name: str) -> str:
+        old = next((start for start in renamed if name.startswith(start)), "")
+        return renamed.get(old, "") + name.removeprefix(old)
+
+    file = folder / "model.safetensors"
+    save_file(
+        {of(name): tensor for name, tensor in load_file(file).items()},
+        file,
+        metadata={"format": "pt"},
+    )
 
 
 def make_model(
@@ -42,7 +68,7 @@ def make_model(
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(**settings)
     config.dtype = torch.float32
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = auto_class(settings).from_config(config, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
             # A tied embedding must be small, or every token predicts itself.
@@ -72,6 +98,7 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
     seed = settings.pop("seed", seed)
     num_tokens, num_prompt = settings.pop("tokens", TOKENS), settings.pop("prompt", PROMPT)
     fused = settings.pop("fused", False)
+    renamed = settings.pop("renamed", {})
     model = make_model(settings, seed, settings.pop("gate_up_spread", 1.0))
     # A copy is cast: with the model, the rotary frequencies would be.
     rounded = copy.deepcopy(model).to(torch.bfloat16)
@@ -79,16 +106,21 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
         folder / "models" / name, max_shard_size=shard, save_original_format=not fused
     )
     (folder / "models" / name / "generation_config.json").unlink(missing_ok=True)
-    if rewritten:
+    if renamed:
+        rename_tensors(folder / "models" / name, renamed)
+    if rewritten or renamed:
         file = folder / "models" / name / "config.json"
         fields = json.loads(file.read_text()) | rewritten
         fields = {name: value for name, value in fields.items() if value is not None}
         file.write_text(json.dumps(fields, indent=2) + "\n")
         # Only transformers says what it computes for such a file.
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
-    tokens = torch.randint(model.config.vocab_size, (1, num_tokens))
+        model = (
+            auto_class(settings)
+            .from_pretrained(file.parent, dtype=torch.float32, attn_implementation="eager")
+            .eval()
+        )
+    vocab_size = model.config.get_text_config().vocab_size
+    tokens = torch.randint(vocab_size, (1, num_tokens))
     # Strided positions reach far with few tokens. The mask keeps each token seeing all before it.
     positions = torch.arange(num_tokens)[None] * stride
     with torch.no_grad():

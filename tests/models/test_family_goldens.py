@@ -13,7 +13,7 @@ from golden import compare
 from safetensors.numpy import load_file
 
 from rjax import models
-from rjax.models.families import FAMILIES
+from rjax.models.families import TEXT_FAMILIES
 
 GOLDENS = Path(__file__).parent.parent / "golden"
 CASES = sorted(json.loads((GOLDENS / "families" / "cases.json").read_text()))
@@ -120,4 +120,6 @@ def test_goldens_are_small_and_say_who_made_them():
 def test_every_family_has_goldens():
     places = (GOLDENS, GOLDENS / "families", GOLDENS / "experts")
     folders = [folder for place in places for folder in (place / "models").iterdir()]
-    assert {models.config_from_folder(folder).architecture for folder in folders} == set(FAMILIES)
+    assert {models.config_from_folder(folder).architecture for folder in folders} == set(
+        TEXT_FAMILIES
+    )

@@ -36,8 +36,8 @@ OTHER = {"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 2}
         (of("Lfm2", layer_types=["conv", "full_attention"]), "it is a hybrid"),
         (
             {
-                "architectures": ["Mistral3ForConditionalGeneration"],
-                "model_type": "mistral3",
+                "architectures": ["PixtralForConditionalGeneration"],
+                "model_type": "pixtral",
                 "text_config": {"model_type": "mistral"},
                 "vision_config": {"model_type": "pixtral"},
             },
@@ -45,7 +45,7 @@ OTHER = {"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 2}
         ),
         (
             {
-                "architectures": ["Gemma3ForConditionalGeneration"],
+                "architectures": ["PaliGemmaForConditionalGeneration"],
                 "text_config": {"model_type": "gemma3_text"},
             },
             "multimodal model; its text model is of Gemma3ForCausalLM",
@@ -76,6 +76,14 @@ OTHER = {"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 2}
         (
             LLAMA | {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
             "its model_type is that of LlamaForCausalLM, but it has another head",
+        ),
+        (
+            {
+                "architectures": ["Gemma3ForSequenceClassification"],
+                "model_type": "gemma3",
+                "text_config": {"model_type": "gemma3_text"},
+            },
+            "its model_type is that of Gemma3ForConditionalGeneration, but it has another head",
         ),
         ({"model_type": "qwen3"}, "its model_type is that of Qwen3ForCausalLM; set architectures"),
         ({"model_type": "ministral"}, "its model_type is that of MinistralForCausalLM; set"),

@@ -45,6 +45,14 @@ def looked_at(model_type: str) -> set[str]:
     return {name for tree in trees for name in _attributes(tree)} - _METHODS
 
 
+def looked_at_in(folder: str, part: str) -> set[str]:
+    """Fields that those classes of a model's file read whose names have a part, such as "Text"."""
+    own = _parse(f"models/{folder}/modeling_{folder}.py")
+    chosen = [node for node in own.body if isinstance(node, ast.ClassDef) and part in node.name]
+    trees = [ast.Module(list(chosen), []), *map(_parse, _SHARED)]
+    return {name for tree in trees for name in _attributes(tree)} - _METHODS
+
+
 def taken_from_keywords() -> set[str]:
     """Undeclared fields that every config class looks for, older spellings among them."""
     functions = {"__post_init__", "convert_rope_params_to_dict"}

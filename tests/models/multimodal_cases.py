@@ -1,0 +1,45 @@
+"""Configs of architectures with towers, small enough for random weights."""
+
+from typing import Any
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+    "rope_theta": 1e4,
+}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+_TYPES = {
+    "Gemma3": ("gemma3", "gemma3_text", {"head_dim": 16}),
+    "Mistral3": ("mistral3", "mistral", {"head_dim": 16, "sliding_window": None}),
+    "Qwen2VL": ("qwen2_vl", "qwen2_vl_text", {}),
+    "Qwen2_5_VL": ("qwen2_5_vl", "qwen2_5_vl_text", {}),
+    "Qwen3VL": ("qwen3_vl", "qwen3_vl_text", {"head_dim": 16}),
+    "Qwen3VLMoe": ("qwen3_vl_moe", "qwen3_vl_moe_text", {"num_experts": 6, **EXPERTS}),
+    "Glm4v": ("glm4v", "glm4v_text", {}),
+    "Glm4vMoe": ("glm4v_moe", "glm4v_moe_text", {"n_routed_experts": 6, **EXPERTS}),
+}
+NAMES = sorted(_TYPES)
+
+
+def config_of(name: str, text: dict[str, Any] | None = None, **outer: Any) -> dict[str, Any]:
+    """config.json of an architecture, such as "Qwen3VL".
+
+    Args:
+        name: a key of the table above.
+        text: changes of its text_config.
+        outer: changes of the outer config.
+    """
+    outer_type, text_type, own = _TYPES[name]
+    return {
+        "architectures": [f"{name}ForConditionalGeneration"],
+        "model_type": outer_type,
+        "text_config": {"model_type": text_type, **TEXT, **own, **(text or {})},
+        "vision_config": {"hidden_size": 8},
+        "tie_word_embeddings": False,
+        **outer,
+    }
