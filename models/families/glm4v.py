@@ -62,7 +62,7 @@ GLM4V_TEXT = Family(
         ["glm4v_text"],
         reads=(LLAMA_FIELDS - {"head_dim"}) | {"partial_rotary_factor"},
         constraints={**HEAD_DIM_OF_SIZE, **NO_WINDOWS},
-        ignores=["initializer_range"],
+        ignores=["attention_bias", "initializer_range"],  # there always is a bias
     ),
     _read,
     GLM4.weights,

@@ -26,6 +26,10 @@ _FIELDS = frozenset(
 """Fields of the ``quantization_config`` that are read or do not matter to the values."""
 
 
+_NAMES = ("weight_scale", "input_scale")
+_TRANSFORMERS_NAMES = ("weight_scale_inv", "activation_scale")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fp8(WeightFormat):
     """float8_e4m3fn weights with one scale, or with one for each block.
@@ -34,11 +38,13 @@ class Fp8(WeightFormat):
         block: (outputs, inputs) of a block; None for one scale of the whole weight.
         static: whether the checkpoint has scales for activations, which weights alone do not need.
         ignored: modules that are not quantised.
+        names: the tensors with the scale of a whole weight, and with that of its input.
     """
 
     block: tuple[int, int] | None
     static: bool
     ignored: tuple[str, ...] = ()
+    names: tuple[str, str] = _NAMES
 
     def scheme(self, module: str) -> WeightScheme:
         """fp8 for each channel or block."""
@@ -47,9 +53,10 @@ class Fp8(WeightFormat):
         return Scaled("fp8", self.block or (1, None))
 
     def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
-        """``weight``, its scale (``weight_scale_inv`` of blocks), and ``input_scale``."""
+        """``weight``, its scale (``weight_scale_inv`` of blocks), and perhaps that of its input."""
+        of_weight, of_input = self.names
         if self.block is None:
-            scale = StoredTensor(f"{module}.weight_scale", ((), (1,)), FLOATS, check=check_scale)
+            scale = StoredTensor(f"{module}.{of_weight}", ((), (1,)), FLOATS, check=check_scale)
         else:
             counts = tuple(-(-size // one) for size, one in zip(shape, self.block, strict=True))
             scale = StoredTensor(
@@ -67,13 +74,20 @@ class Fp8(WeightFormat):
         }
         if self.static:
             tensors["input_scale"] = StoredTensor(
-                f"{module}.input_scale", ((), (1,)), FLOATS, check=check_scale, used=False
+                f"{module}.{of_input}", ((), (1,)), FLOATS, check=check_scale, used=False
             )
         return tensors
 
     def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
         """The values as they are, and scales of channels or blocks."""
         return {"weight": stored["weight"]} | block_leaves(stored["scale"], None, target)
+
+    def with_scale_types(self, types: Mapping[str, str]) -> "Fp8":
+        """The format with the names that the checkpoint has for its scales."""
+        ends = {name.rpartition(".")[2] for name in types}
+        pairs = zip(_NAMES, _TRANSFORMERS_NAMES, strict=True)
+        of_weight, of_input = (theirs if theirs in ends else ours for ours, theirs in pairs)
+        return dataclasses.replace(self, names=(of_weight, of_input))
 
 
 def read_fp8(quantization: dict[str, Any]) -> Fp8:

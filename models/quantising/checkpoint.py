@@ -15,6 +15,7 @@ from tqdm import tqdm
 from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
+from rjax.models.families.multimodal import Multimodal
 from rjax.models.loading.config import config_from_folder
 from rjax.models.loading.json_files import read_json
 from rjax.models.loading.match import Expected, match
@@ -99,7 +100,8 @@ def quantise_checkpoint(
     """Write a model folder with quantised projections, in the format of compressed-tensors, or with
     quantised experts in that of gpt-oss.
 
-    Embeddings, norms, biases, routers and the output projection stay as they are. The files of the
+    Embeddings, norms, biases, routers, the output projection and towers for other media stay as
+    they are. The files of the
     tokenizer and the generation settings are copied. config.json is written last, so that a folder
     that is not complete is not taken for a model.
 
@@ -137,9 +139,17 @@ def _quantise(
     progress: bool,
 ) -> QuantisedCheckpoint:
     config = config_from_folder(folder)
-    family = FAMILIES[config.architecture]
-    expected = Expected(family.weights(config), (), family.unused(config))
-    entries = match(expected, read_tensors(folder), config, folder)
+    family, stored = FAMILIES[config.architecture], read_tensors(folder)
+    weights = family.weights(config)
+    if family.weights_of(config, {name: entry.shape for name, entry in stored.items()}) != weights:
+        raise CheckpointError(
+            f"{folder} has all experts of a layer in one tensor, which the format cannot store; "
+            "quantise it on load with quantization"
+        )
+    towers = family.towers if isinstance(family, Multimodal) else ()
+    starts = family.tower_names if isinstance(family, Multimodal) else ()
+    entries = match(Expected(weights, (), family.unused(config)), stored, config, folder)
+    beside = [entry for name, entry in stored.items() if name.startswith(starts)]
     dtypes = {name: entry.stored_dtype() for name, entry in entries.items()}
     writer = ShardWriter(out, shard_bytes)
     outside = {}
@@ -167,14 +177,17 @@ def _quantise(
         plain = {name: tensors[name] for name in tensors if name not in replaced}
         for name, value in (plain | quantised).items():
             writer.add(name, value)
+    for entry in beside:
+        writer.add(entry.name, entry.read())
     total = writer.finish()
     _copy_files(folder, out)
     values = read_json(folder / "config.json", _MAX_CONFIG_BYTES)
-    values["quantization_config"] = settings.quantization_config(unquantised_modules(config))
+    ignored = [*unquantised_modules(config), *(f"re:(model[.])?{tower}[.].*" for tower in towers)]
+    values["quantization_config"] = settings.quantization_config(ignored)
     (out / "config.json").write_text(json.dumps(values, indent=2) + "\n")
     return QuantisedCheckpoint(
         settings=settings,
-        bytes_before=sum(entry.size for entry in entries.values()),
+        bytes_before=sum(entry.size for entry in (*entries.values(), *beside)),
         bytes_after=total,
         modules=tuple(errors),
         prompt_tokens=calibration.num_tokens if calibration else 0,

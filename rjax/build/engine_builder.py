@@ -23,6 +23,7 @@ from rjax.models import (
     resolve_folder,
     weights_digest,
 )
+from rjax.models.families import FAMILIES
 from rjax.sampling import LIMITS, SamplingParams
 from rjax.tokenization import Tokenizer
 from rjax.worker.memory import check_weights_fit
@@ -74,7 +75,8 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             expert_parallel=config.enable_expert_parallel,
         )
         dummy = settings.load_format == "dummy"
-        weights = f"dummy {settings.seed}" if dummy else weights_digest(folder)
+        unused = FAMILIES[model_config.architecture].unused(model_config)
+        weights = f"dummy {settings.seed}" if dummy else weights_digest(folder, unused)
     quantization = None if model_config.dequantised else settings.quantization
     plan = plan_engine(platform)
     with times.phase("pool"):

@@ -101,7 +101,7 @@ def pack_quantized(group: int | None, bits: int = 4, zero_points: bool = False) 
     return encode
 
 
-def fp8(block: tuple[int, int] | None, scale_name: str, static: bool = False) -> Encoder:
+def fp8(block: tuple[int, int] | None, scale_name: str, input_name: str = "") -> Encoder:
     """With a block of (1, 0), one scale for each channel; with None, one in all."""
 
     def encode(module, shape, draw):
@@ -110,8 +110,8 @@ def fp8(block: tuple[int, int] | None, scale_name: str, static: bool = False) ->
         count = tuple(-(-a // b) for a, b in zip(shape, size, strict=True))
         s = scales(draw, count, np.float32)
         tensors = {"weight": values, scale_name: s.reshape(1) if block is None else s}
-        if static:
-            tensors["input_scale"] = np.array([0.1], np.float32)
+        if input_name:
+            tensors[input_name] = np.array([0.1], np.float32)
         return named(module, tensors), values.astype(np.float32) * repeated(s, size, shape)
 
     return encode
@@ -215,7 +215,11 @@ FORMATS: dict[str, tuple[dict, Encoder]] = {
     ),
     "fp8-static": (
         {"quant_method": "fp8", "activation_scheme": "static"},
-        fp8(None, "weight_scale", static=True),
+        fp8(None, "weight_scale", "input_scale"),
+    ),
+    "fp8-of-transformers": (
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        fp8(None, "weight_scale_inv", "activation_scale"),
     ),
 }
 """(quantization_config, encoder) by name."""
