@@ -10,8 +10,9 @@ from rjax.cli.parser import OneLineParser
 _NAME = "rjax models"
 _NOTES = """\
 A model is a Hugging Face folder or hub id with safetensors weights and config.json; its
-"architectures" name the family. A setting of config.json that is not supported is refused with the
-reason. Weights: {schemes}."""
+"architectures" name the family. Architectures for conditional generation also take images; their
+text alone is served. A setting of config.json that is not supported is refused with the reason.
+Weights: {schemes}."""
 
 
 def build_parser() -> argparse.ArgumentParser:

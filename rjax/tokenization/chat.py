@@ -2,18 +2,27 @@
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rjax.errors import InvalidRequestError
+
+_IMAGE, _AUDIO, _VIDEO, _FILE = "an image", "audio", "video", "a file"
+MEDIA_PARTS: Mapping[str, str] = {
+    **dict.fromkeys(("image", "image_embeds", "image_pil", "image_url", "input_image"), _IMAGE),
+    **dict.fromkeys(("audio", "audio_embeds", "audio_url", "input_audio"), _AUDIO),
+    **dict.fromkeys(("video", "video_url", "input_video"), _VIDEO),
+    **dict.fromkeys(("file", "file_url", "input_file"), _FILE),
+}
+"""What content parts of these types hold; OpenAI's, and those of vLLM and transformers."""
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """Messages for a chat template: objects with a role and a content.
 
-    A content given as a list of ``{"type": "text", "text": ...}`` parts is joined to one text, a
-    line for each part. Other parts, such as images and audio, are not supported. The content of a
-    message with tool calls may be absent and is then empty; their arguments become JSON values.
+    A content is a text or a list of ``{"type": "text", "text": ...}`` parts. Other parts, such as
+    images and audio, are not supported. The content of a message with tool calls may be absent and
+    is then empty; their arguments become JSON values.
 
     Raises:
         InvalidRequestError: a message is invalid; the error names it.
@@ -51,20 +60,18 @@ def _check_message(i: int, message: object) -> dict[str, Any]:
             text = part.get("text") if isinstance(part, Mapping) else None
             if not isinstance(text, str) or part.get("type", "text") != "text":
                 kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+                media = MEDIA_PARTS.get(kind) if isinstance(kind, str) else None
                 raise InvalidRequestError(
-                    f"messages[{i}] has a content part of type {kind!r}; only text is read"
+                    f"messages[{i}] has a content part of type {kind!r:.100}"
+                    + (f", {media}" if media else "")
+                    + ": models take text only; give text parts"
                 )
             texts.append(text)
-        return {**message, "content": join_parts(texts)}
+        return {**message, "content": [{"type": "text", "text": text} for text in texts]}
     raise InvalidRequestError(
         f"messages[{i}] has a content of type {type(content).__name__}; give a string or a list "
         "of text parts"
     )
-
-
-def join_parts(texts: Iterable[str]) -> str:
-    """The text of a message with several text parts, a line for each part as in vLLM."""
-    return "\n".join(texts)
 
 
 def call_arguments(given: object) -> Any:

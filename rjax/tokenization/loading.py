@@ -82,13 +82,11 @@ def _of_file(path: pathlib.Path) -> Any:
 
 def _of_folder(folder: pathlib.Path) -> Any:
     try:
-        if (folder / "tokenizer.json").is_file():
-            return _of_tokenizer_json(folder)
-        import transformers
-
-        return transformers.AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        found = _without_processor(folder)
+        template = _processor_template(folder)
+        if template is not None:
+            found.chat_template = template
+        return found
     except Exception as error:  # transformers raises many kinds for files it cannot read
         names = ("tokenizer.json", "tokenizer_config.json")
         missing = [name for name in names if not (folder / name).is_file()]
@@ -97,6 +95,25 @@ def _of_folder(folder: pathlib.Path) -> Any:
             f"no tokenizer could be loaded from {str(folder)!r} (it needs tokenizer.json and "
             f"tokenizer_config.json): {why}"
         ) from error
+
+
+def _without_processor(folder: pathlib.Path) -> Any:
+    if (folder / "tokenizer.json").is_file():
+        return _of_tokenizer_json(folder)
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
+
+
+def _processor_template(folder: pathlib.Path) -> str | None:
+    """The chat template of a model with images, which precedes the tokenizer's in transformers."""
+    for name in ("processor_config.json", "chat_template.json"):
+        found = read_object(folder / name).get("chat_template")
+        if isinstance(found, str):
+            return found
+    return None
 
 
 def _of_tokenizer_json(folder: pathlib.Path) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rjax.errors import InvalidRequestError, without_frames
 from rjax.tokenization.chat import check_messages, check_template_kwargs
+from rjax.tokenization.content_form import ContentForms, join_parts
 from rjax.tokenization.detokenizer import (
     CONTEXT_TOKENS,
     REPLACEMENT,
@@ -190,7 +191,8 @@ class Tokenizer:
         """The prompt text of a conversation; tokenise it with ``add_special_tokens=False``.
 
         The template, by default the tokenizer's, runs in transformers' sandboxed Jinja environment.
-        Never pass a template of an untrusted caller.
+        Never pass a template of an untrusted caller. It gets each content as it is given, a text or
+        a list of parts, if it shows such; else in the other form.
 
         Raises:
             InvalidRequestError: the messages have a wrong shape, there is no template, or the
@@ -208,9 +210,13 @@ class Tokenizer:
                 "add_generation_prompt=False to continue the last message"
             )
         extra = check_template_kwargs(chat_template_kwargs or {}, self.hf.apply_chat_template)
+        if continue_final_message:
+            last = checked[-1]["content"]
+            text = last if isinstance(last, str) else join_parts(part["text"] for part in last)
+            checked[-1] = {**checked[-1], "content": text}
         try:
             text = self.hf.apply_chat_template(
-                checked,
+                self._content_forms(chat_template).apply(checked),
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -223,6 +229,20 @@ class Tokenizer:
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
         assert isinstance(text, str)
         return text
+
+    @functools.cached_property
+    def _content_forms(self) -> Callable[[str | None], ContentForms]:
+        """What templates show of contents; those that callers pass are few."""
+
+        @functools.lru_cache(maxsize=16)
+        def of(chat_template: str | None) -> ContentForms:
+            source = str(self.hf.chat_template) if chat_template is None else chat_template
+            render = functools.partial(
+                self.hf.apply_chat_template, chat_template=chat_template, tokenize=False
+            )
+            return ContentForms(source, render)
+
+        return of
 
     def _ids(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
         backend = self._backend

@@ -23,6 +23,8 @@ ARGUMENTS: dict[str, str] = {
     "guided_options_request": _STRUCTURED,
     "lora_request": NO_ADAPTERS,
     "mm_processor_kwargs": TEXT_ONLY,
+    "multi_modal_data": TEXT_ONLY,
+    "multi_modal_uuids": TEXT_ONLY,
     "prompt_adapter_request": NO_ADAPTERS,
     "tokenization_kwargs": "tokenise the prompt yourself and give its token ids",
     "trace_headers": "requests are not traced; /metrics has figures",

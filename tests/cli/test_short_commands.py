@@ -1,6 +1,7 @@
 """``rjax models``, ``rjax info``, and the summary of a start."""
 
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -13,6 +14,8 @@ from rjax.config.memory_sizes import GIB
 from rjax.models import BUNDLED_MODEL, Decoder, config_from_folder
 from rjax.models.families import FAMILIES
 from tests.serve.live_server import OPTIONS, write_model
+
+TESTS = Path(__file__).parents[1]
 
 
 def test_models_lists_the_registry(capsys):
@@ -69,6 +72,24 @@ def test_wrong_input_is_one_line(argv, said, capsys):
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("name", "media"),
+    [("gemma3vl_g3_h32_windows", "images"), ("qwen3vl_g1_h24_bias", "images and video")],
+)
+def test_a_start_says_that_text_alone_is_served(name, media, capsys):
+    folder = str(TESTS / "golden" / "multimodal" / "models" / name)
+    said = f"text only: the model also takes {media}, which rjax does not serve"
+    options = {"skip_tokenizer_init": True, **OPTIONS, "max_num_seqs": 2, "max_model_len": 64}
+    engine = build_engine(EngineConfig.from_options({"model": folder, **options}))
+    assert [line for line in summary_lines(engine.summary) if said in line] == [
+        f"input         {said}"
+    ]
+    engine.close()
+    assert command.run(["info", folder]) == 0
+    out = capsys.readouterr().out
+    assert out.count(said) == 1
 
 
 def test_the_summary_of_a_start(tmp_path):

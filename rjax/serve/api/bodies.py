@@ -16,6 +16,7 @@ from rjax.serve.protocol.value_count import at_most_values
 
 _SMALL = 32 * 2**10  # bytes; smaller bodies are parsed on the event loop
 _FIELD_ERRORS = frozenset(("refused_field", "unknown_field"))
+_FIRST = _FIELD_ERRORS | {"media_part"}
 # Names that clients of vLLM look for.
 _BOUNDS = frozenset(("greater_than_equal", "less_than_equal"))
 _NO_PLACE = frozenset(
@@ -143,12 +144,15 @@ def _check_lengths(found: Any, limits: ServeLimits) -> None:
 def _as_api_error(error: ValidationError) -> ApiError:
     found = error.errors(include_url=False, include_input=False)
     # The deepest error of a union belongs to the member that the client most likely meant.
-    first = max(found, key=lambda e: (e["type"] in _FIELD_ERRORS, len(e["loc"]), e["type"]))
+    first = max(found, key=lambda e: (e["type"] in _FIRST, len(e["loc"]), e["type"]))
     place = [str(part) for part in first["loc"] if part not in _NO_PLACE and "[" not in str(part)]
     context = first.get("ctx", {})
     if first["type"] in _FIELD_ERRORS:
         place.append(context["name"])
     param = ".".join(place)[:100] or None
+    if first["type"] == "media_part":
+        message = f"{param} is of the type {first['msg']}: this server takes text only"
+        return ApiError(400, message, code="unsupported_parameter", param=param)
     if first["type"] == "refused_field":
         message = f"{param!r} is not supported: {context['advice']}"
         return ApiError(400, message, code="unsupported_parameter", param=param)

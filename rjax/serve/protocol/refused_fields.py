@@ -93,7 +93,7 @@ MESSAGE = {
     "function_call": Refused("use tool_calls"),
     "audio": Refused("messages are text"),
 }
-_TEXT_ALONE = Refused("messages are text, and nothing is fetched")
+_TEXT_ALONE = Refused("this server takes text only, and fetches nothing")
 PART = dict.fromkeys(
     ("image_url", "input_audio", "audio_url", "video_url", "file"), _TEXT_ALONE
 ) | {"refusal": Refused("give it as the message's refusal, or as a text")}

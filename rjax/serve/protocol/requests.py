@@ -21,7 +21,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from rjax.serve.protocol import refused_fields
 from rjax.serve.protocol.fields import Refused, known_fields
-from rjax.tokenization.chat import call_arguments
+from rjax.tokenization.chat import MEDIA_PARTS, call_arguments
 
 
 def _logprobs_flag(value: Any) -> Any:
@@ -272,6 +272,16 @@ class CompletionRequest(SamplingRequest):
     ] = None
 
 
+def refuse_media(part: Any) -> Any:
+    """Refuse a content part that holds an image, audio, video or a file."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    media = MEDIA_PARTS.get(kind) if isinstance(kind, str) else None
+    if media is not None:
+        context = {"type": kind, "media": media}
+        raise PydanticCustomError("media_part", "'{type}', {media}", context)
+    return part
+
+
 class TextPart(RequestModel):
     """A content part of a message; only text is supported."""
 
@@ -280,6 +290,9 @@ class TextPart(RequestModel):
 
     type: Literal["text"]
     text: str
+
+
+RefuseMedia = BeforeValidator(refuse_media)
 
 
 class FunctionCall(RequestModel):
@@ -308,7 +321,7 @@ class Message(RequestModel):
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.MESSAGE
 
     role: Annotated[str, Field(description="one that the chat template takes")]
-    content: str | FailFastList[TextPart] | None = None
+    content: str | FailFastList[Annotated[TextPart, RefuseMedia]] | None = None
     name: str | None = None
     tool_calls: FailFastList[ToolCall] | None = None
     tool_call_id: str | None = None

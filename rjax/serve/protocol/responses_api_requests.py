@@ -13,6 +13,7 @@ from rjax.serve.protocol.requests import (
     FailFastDict,
     FailFastList,
     Ignored,
+    RefuseMedia,
     RequestModel,
     SharedSampling,
     TemplateKwargs,
@@ -52,7 +53,7 @@ class Refusal(RequestModel):
     refusal: str
 
 
-type Part = Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]
+type Part = Annotated[InputText | OutputText | Refusal, Field(discriminator="type"), RefuseMedia]
 
 
 class MessageItem(RequestModel):
@@ -98,7 +99,7 @@ class FunctionOutputItem(RequestModel):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | FailFastList[FunctionOutputText]
+    output: str | FailFastList[Annotated[FunctionOutputText, RefuseMedia]]
     id: Ignored = None
     status: Ignored = None
     name: Ignored = None

@@ -28,7 +28,7 @@ from rjax.serve.protocol.responses_api_requests import (
     ResponsesRequest,
     TextFormat,
 )
-from rjax.tokenization.chat import join_parts
+from rjax.tokenization.content_form import join_parts
 
 LOGPROBS = "message.output_text.logprobs"
 _SAME = (*SharedSampling.model_fields, "parallel_tool_calls")

@@ -8,7 +8,7 @@ from rjax.serve.parsing.tools.base import ToolFormat
 from rjax.serve.parsing.tools.registry import knows_tools
 from rjax.serve.protocol.requests import Message, Tool
 from rjax.tokenization import Tokenizer
-from rjax.tokenization.chat import join_parts
+from rjax.tokenization.content_form import join_parts
 
 _INTRODUCTION = (
     "You may call these functions, each described by a JSON schema:\n{functions}\n"
@@ -44,7 +44,14 @@ def conversation(
     found: list[dict[str, Any]] = []
     for message in messages:
         role = "system" if message.role == "developer" else message.role
-        entry: dict[str, Any] = {"role": role, "content": message_text(message)}
+        becomes_text = describing is not None and (tools or message.tool_calls or role == "tool")
+        parts = message.content if isinstance(message.content, list) else None
+        entry: dict[str, Any] = {
+            "role": role,
+            "content": message_text(message)
+            if becomes_text or not parts
+            else [part.model_dump() for part in parts],
+        }
         if message.name is not None:
             entry["name"] = message.name
         entry |= _reasoning(message)
