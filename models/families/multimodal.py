@@ -179,8 +179,9 @@ def _renamed_tensor(name: str, config: ModelConfig) -> str:
     assert text is not None
     if name.startswith(_DECODER):
         return text.decoder + name.removeprefix(_DECODER)
-    assert name.startswith(_HEAD)
-    return text.head + name.removeprefix(_HEAD)
+    if name.startswith(_HEAD):
+        return text.head + name.removeprefix(_HEAD)
+    return name  # such as those of layers that predict further tokens
 
 
 def own_names(value: Any, text: TextModel) -> Any:

@@ -15,6 +15,7 @@ from rjax.models.families.multimodal import (
     WITHOUT_HEAD,
     Multimodal,
 )
+from rjax.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from rjax.models.families.qwen_vl import (
     QWEN2_5_VL_TEXT,
     QWEN2_VL_TEXT,
@@ -87,6 +88,19 @@ MULTIMODAL = (
         "Qwen3-VL (mixture of experts), such as 30B-A3B",
         "qwen3_vl_moe",
         (QWEN3_VL_MOE_TEXT,),
+        outer=_QWEN_TOKENS,
+        **_VISUAL,
+    ),
+    Multimodal(
+        *("Qwen3_5ForConditionalGeneration", "Qwen3.5, 3.6 and 3.8 (dense)", "qwen3_5", (QWEN3_5,)),
+        outer=_QWEN_TOKENS,
+        **_VISUAL,
+    ),
+    Multimodal(
+        "Qwen3_5MoeForConditionalGeneration",
+        "Qwen3.5, 3.6 and 3.8 (mixture of experts), such as 35B-A3B",
+        "qwen3_5_moe",
+        (QWEN3_5_MOE,),
         outer=_QWEN_TOKENS,
         **_VISUAL,
     ),

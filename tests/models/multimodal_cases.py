@@ -13,6 +13,14 @@ TEXT: dict[str, Any] = {
     "rope_theta": 1e4,
 }
 EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+_HYBRID = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,  # the last one has attention
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 _TYPES = {
     "Gemma3": ("gemma3", "gemma3_text", {"head_dim": 16}),
     "Mistral3": ("mistral3", "mistral", {"head_dim": 16, "sliding_window": None}),
@@ -20,6 +28,8 @@ _TYPES = {
     "Qwen2_5_VL": ("qwen2_5_vl", "qwen2_5_vl_text", {}),
     "Qwen3VL": ("qwen3_vl", "qwen3_vl_text", {"head_dim": 16}),
     "Qwen3VLMoe": ("qwen3_vl_moe", "qwen3_vl_moe_text", {"num_experts": 6, **EXPERTS}),
+    "Qwen3_5": ("qwen3_5", "qwen3_5_text", _HYBRID),
+    "Qwen3_5Moe": ("qwen3_5_moe", "qwen3_5_moe_text", {"num_experts": 6, **EXPERTS, **_HYBRID}),
     "Glm4v": ("glm4v", "glm4v_text", {}),
     "Glm4vMoe": ("glm4v_moe", "glm4v_moe_text", {"n_routed_experts": 6, **EXPERTS}),
 }

@@ -32,6 +32,7 @@ BESIDE = {
     "topk_group": {"n_group": 2},
     "num_key_value_heads": {"num_attention_heads": 32, "hidden_size": 512},  # any default divides
     "rope_theta": {"rope_theta": None},
+    "linear_num_key_heads": {"linear_num_value_heads": 32},  # which any default divides
     "original_max_position_embeddings": {
         "rope_scaling": {name: YARN[name] for name in ("rope_type", "factor")}
     },
@@ -49,6 +50,14 @@ OTHER = CHANGES | {
     "sliding_window_pattern": 2,
 }
 OTHER_OF = {
+    **{
+        (name, field): value
+        for name in ("Qwen3_5", "Qwen3_5Moe")
+        for field, value in (
+            ("layer_types", ["linear_attention", "full_attention"] * 2),
+            ("num_hidden_layers", 5),
+        )
+    },
     ("Glm4vMoe", "attention_bias"): False,
     ("Glm4vMoe", "norm_topk_prob"): False,
     ("Glm4vMoe", "partial_rotary_factor"): 1.0,

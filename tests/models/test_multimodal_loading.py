@@ -150,7 +150,11 @@ def test_tied_in_config_json_but_not_in_the_checkpoint(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "quantization"),
-    [(name, ("fp8", "int8")[i % 2]) for i, name in enumerate(sorted(CASES)) if i % 4 < 3],
+    [
+        (name, ("fp8", "int8")[i % 2])
+        for i, name in enumerate(sorted(CASES))
+        if i % 4 < 3 and not name.startswith("qwen3_5")  # test_gated_delta_net.py has these
+    ],
 )
 def test_quantising_on_load(name, quantization):
     folder = GOLDENS / "models" / name
