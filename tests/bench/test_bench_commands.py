@@ -98,7 +98,7 @@ def test_decode_step(tmp_path, capsys):
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_row_of_decode_steps_is_saved_as_it_ends(tmp_path, monkeypatch):
     path, measure = tmp_path / "step.json", decode_step.Bench.measure
 
@@ -115,7 +115,7 @@ def test_a_row_of_decode_steps_is_saved_as_it_ends(tmp_path, monkeypatch):
     assert [row["batch"] for row in load(path)["rows"]] == [2]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_unknown_kernel_cannot_be_left_out():
     with pytest.raises(SystemExit, match="no kernel is named 'none'; there are"):
         decode_step.main(["--quiet", "--model=tiny", "--without=none"])
@@ -168,7 +168,7 @@ def test_throughput_refuses_a_length_that_its_requests_exceed():
         throughput.main([*SMALL, "--prefix=64", "--max-model-len=40"])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_latency(tmp_path):
     path, png = tmp_path / "latency.json", tmp_path / "latency.png"
     given = ["--batch=2", "--prefix=0,64", "--rounds=1", f"--json={path}", f"--png={png}"]

@@ -6,7 +6,7 @@ from bench import swap
 from rjax.benchmarks.records import load
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_swap(tmp_path, capsys):
     path = tmp_path / "swap.json"
     small = ["--shapes=tiny", "--batch=2", "--own=40", "--pages=1,4", "--steps=2", "--quiet"]

@@ -81,7 +81,7 @@ def test_costs_decide_as_the_times_do():
     assert found.right == found.decisions
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_command_keeps_a_fit_that_the_engine_finds(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cost_model, "FOLDER", str(tmp_path / "cache"))
     timed, known = PoolRunner.measure, timer(0)

@@ -34,7 +34,7 @@ def _ceilings(monkeypatch):
         monkeypatch.setattr(module, "measure_ceilings", lambda: Ceilings(copy=4e9, matmul=1e12))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_table_runs_and_is_shown(tmp_path):
     path = tmp_path / "kernels.json"
     assert kernels.main(["--small", "--backend=xla", f"--json={path}"]) == 0

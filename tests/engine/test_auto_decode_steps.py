@@ -271,7 +271,7 @@ def test_programs_of_a_small_model_are_in_the_plan(tiny, decides):
     engine.close()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_background_compiles_what_pays(tiny, decides, monkeypatch):
     policy = decides(Drawn(1.0))
     monkeypatch.setattr(policy, "pays_to_compile", lambda key: len(policy.told) > 10)

@@ -99,7 +99,7 @@ def test_more_layers_bring_no_more_kernels(seqs):
     assert few == many > 3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_step_is_the_same_whatever_was_lowered_before_it():
     first = lowered(2)
     lowered(1, "full")

@@ -8,7 +8,7 @@ import pytest
 from .recorded import FILE, MODELS, RELAY, answers, machine
 
 RECORDED = json.loads(FILE.read_text())
-THOROUGH = {("qwen3_g8_h128_tied", True), ("opt_h64_tied", False)}
+THOROUGH = {("opt_h64_tied", False)}
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def unseen_pages_poisoned(pools, table, positions, window):
     return jnp.asarray(np.where(seen[:, None, None, None], pools, np.nan))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @given(length=st.integers(1, PAGE * PAGES - 30), windows=WINDOWS)
 @pytest.mark.usefixtures("no_annotations_checked")
 def test_one_sequence_has_the_plan_of_its_length(length, windows):
