@@ -3,6 +3,7 @@
 from rjax.models.families.bloom import BLOOM
 from rjax.models.families.cohere2 import COHERE2
 from rjax.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from rjax.models.families.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
 from rjax.models.families.exaone4 import EXAONE4
 from rjax.models.families.family import Family
 from rjax.models.families.gemma import GEMMA2, GEMMA3
@@ -13,6 +14,7 @@ from rjax.models.families.gpt_oss import GPT_OSS
 from rjax.models.families.granite import GRANITE
 from rjax.models.families.granite_moe import GRANITE_MOE
 from rjax.models.families.llama import LLAMA
+from rjax.models.families.minimax_m2 import MINIMAX_M2
 from rjax.models.families.ministral3 import MINISTRAL3
 from rjax.models.families.mistral import MINISTRAL, MISTRAL
 from rjax.models.families.mixtral import MIXTRAL
@@ -34,9 +36,10 @@ from rjax.models.families.smollm3 import SMOLLM3
 TEXT_FAMILIES: dict[str, Family] = {
     family.architecture: family
     for family in (
-        *(BLOOM, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, EXAONE4, GEMMA2, GEMMA3),
+        *(BLOOM, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, ERNIE4_5, ERNIE4_5_MOE),
+        *(EXAONE4, GEMMA2, GEMMA3),
         *(GLM4, GLM4_MOE, GLM4_MOE_LITE, GPT_OSS),
-        *(GRANITE, GRANITE_MOE, LLAMA, MINISTRAL3, MINISTRAL, MISTRAL, MIXTRAL),
+        *(GRANITE, GRANITE_MOE, LLAMA, MINIMAX_M2, MINISTRAL3, MINISTRAL, MISTRAL, MIXTRAL),
         *(OLMO2, OLMO3, OLMOE, OPT, PHI3, QWEN2, QWEN2_MOE),
         *(QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3),
     )

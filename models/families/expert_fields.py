@@ -25,7 +25,11 @@ TRAINING_FIELDS = frozenset({"output_router_logits", "router_aux_loss_coef"})
 
 
 def num_experts(
-    fields: ConfigFields, names: tuple[str, ...], experts: int, top_k: int
+    fields: ConfigFields,
+    names: tuple[str, ...],
+    experts: int,
+    top_k: int,
+    of_row: tuple[str, ...] = ("num_experts_per_tok",),
 ) -> tuple[int, int]:
     """(experts, experts of a row).
 
@@ -33,10 +37,12 @@ def num_experts(
         fields: the fields of config.json.
         names: names of the field with the number of experts, in the order of precedence.
         experts, top_k: the family's defaults in transformers.
+        of_row: names of the field with the number of experts of a row.
     """
     name = next((name for name in names if fields.has(name)), names[-1])
     found: int = fields.integer(name, experts)
-    return found, fields.integer("num_experts_per_tok", top_k, maximum=found)
+    name = next((name for name in of_row if fields.has(name)), of_row[-1])
+    return found, fields.integer(name, top_k, maximum=found)
 
 
 def sparse_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:

@@ -14,6 +14,8 @@ class ExpertNames:
         block: the module that holds the router and the experts.
         gate, up, down: the projections of an expert, where each has its own tensors.
         shared: the shared expert; its projections have Llama's names.
+        correction: the bias of the scores for the choice, in the block.
+        rows: its axes; an A of one entry may stand before the experts.
     """
 
     block: str = "mlp"
@@ -21,6 +23,8 @@ class ExpertNames:
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "shared_expert"
+    correction: str = "gate.e_score_correction_bias"
+    rows: str = "J"
 
 
 QWEN_NAMES = ExpertNames()
@@ -75,7 +79,7 @@ def _beside(config: ModelConfig, layer: int, block: str, names: ExpertNames) -> 
     assert experts is not None
     weights: Weights = {ours + "router": (Piece(f"{block}.gate.weight", "J D"),)}
     if experts.router.correction_bias:
-        bias = Piece(f"{block}.gate.e_score_correction_bias", "J")
+        bias = Piece(f"{block}.{names.correction}", names.rows)
         weights[ours + "correction"] = (bias,)
     if experts.shared_width is not None:
         shared = f"{block}.{names.shared}"

@@ -14,7 +14,8 @@ The groups of a family:
 - ``same``: transformers takes a value, and none changes anything;
 - ``refused``: transformers takes no value;
 - ``null_differs``: null computes something else than a config.json without the field;
-- ``null_refused``: transformers does not take null, or needs the field.
+- ``null_refused``: transformers does not take null, or needs the field;
+- ``versions``: of what tried it, if they are not those of the file.
 """
 
 import functools
@@ -195,7 +196,11 @@ def main() -> None:
                 print(f"  {field}", flush=True)
                 effects.try_field(field)
         found["families"][architecture] = effects.found
-        found["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        if sys.argv[1:]:  # those of the file are of the other families
+            found["families"][architecture] |= {"versions": versions}
+        else:
+            found["versions"] = versions
         FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -8,8 +8,8 @@ Both folders are that of this file by default; ``families`` beside it is another
 cases are made.
 
 Writes ``models/<case>/`` (a Hugging Face folder, bfloat16 values), ``expected/<case>.safetensors``
-(tokens, positions, float32 logits; a prompt and its greedy continuation) and, for all cases,
-``versions.json``.
+(tokens, positions, float32 logits; a prompt and its greedy continuation) and ``versions.json``,
+which has the cases that were made alone with other versions by name.
 
 Beside its config, a case may have ``stride`` (between positions), ``shard`` (size of a file), and
 ``rewritten`` (fields put into the written config.json, which is then read again; null removes one),
@@ -167,7 +167,12 @@ def main() -> None:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    (folder / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
+    file = folder / "versions.json"
+    kept = json.loads(file.read_text()) if sys.argv[3:] and file.exists() else versions
+    of_cases = kept.pop("cases", {}) | dict.fromkeys(sys.argv[3:], versions)
+    others = {name: own for name, own in sorted(of_cases.items()) if own != kept}
+    kept |= {"cases": others} if others else {}
+    file.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 if __name__ == "__main__":

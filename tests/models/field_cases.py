@@ -75,6 +75,8 @@ BASES = {
     "Cohere2ForCausalLM": of("Cohere2", rope_scaling=YARN),
     "DeepseekV2ForCausalLM": of("DeepseekV2", **LATENT),
     "DeepseekV3ForCausalLM": of("DeepseekV3", **LATENT, n_group=2, topk_group=1),
+    "Ernie4_5ForCausalLM": of("Ernie4_5", rope_scaling=YARN),
+    "Ernie4_5_MoeForCausalLM": of("Ernie4_5_Moe", rope_scaling=YARN, moe_k=2, **EXPERTS),
     "Exaone4ForCausalLM": of("Exaone4", rope_scaling=YARN),
     "Gemma2ForCausalLM": of("Gemma2", rope_scaling=YARN),
     "Gemma3ForCausalLM": of("Gemma3", rope_parameters=LAYER_ROPES),
@@ -87,6 +89,9 @@ BASES = {
     "GptOssForCausalLM": of("GptOss", rope_scaling=YARN),
     "GraniteMoeForCausalLM": of("GraniteMoe", rope_scaling=YARN),
     "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
+    "MiniMaxM2ForCausalLM": of(
+        "MiniMaxM2", rope_scaling=YARN, num_local_experts=12, num_experts_per_tok=2
+    ),
     "Ministral3ForCausalLM": of("Ministral3", rope_scaling=YARN | BETA),
     "MinistralForCausalLM": of("Ministral", rope_scaling=YARN, head_dim=16),
     "MistralForCausalLM": of("Mistral", rope_scaling=YARN),
@@ -150,6 +155,12 @@ CHANGES = {
     "mlp_layer_types": ["dense", "dense", "sparse", "dense", "sparse"],
     "mlp_only_layers": [1],
     "moe_intermediate_size": 24,
+    "moe_k": 1,
+    "moe_layer_end_index": 1,
+    "moe_layer_interval": 2,
+    "moe_layer_start_index": 2,
+    "moe_num_experts": 6,
+    "moe_num_shared_experts": 1,
     "n_group": 2,
     "n_routed_experts": 10,
     "n_shared_experts": 3,
@@ -169,6 +180,7 @@ CHANGES = {
     "query_pre_attn_scalar": 20,
     "residual_multiplier": 0.3,
     "rms_norm_eps": 1e-3,
+    "rotary_dim": 10,
     "rope_interleave": False,
     "rope_local_base_freq": 5e5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
@@ -185,6 +197,7 @@ CHANGES = {
     "topk_group": 2,
     "topk_method": "group_limited_greedy",
     "torch_dtype": "bfloat16",
+    "use_bias": True,
     "use_qk_norm": True,
     "use_sliding_window": False,
     "v_head_dim": 96,
@@ -200,10 +213,20 @@ CHANGES_OF = {
     ("OPTForCausalLM", "tie_word_embeddings"): False,
     ("Phi3ForCausalLM", "rope_scaling"): {"rope_theta": 5e5},
     ("Olmo3ForCausalLM", "rope_theta"): 7e5,
+    **{
+        (f"{name}ForCausalLM", field): value
+        for name in ("Ernie4_5", "Ernie4_5_Moe")
+        for field, value in (
+            ("rope_theta", 7e5),
+            ("rope_parameters", {"rope_type": "default", "rope_theta": 7e5}),
+        )
+    },
     ("SeedOssForCausalLM", "attention_bias"): False,
     **{
         (f"{name}ForCausalLM", "tie_word_embeddings"): False
-        for name in ("Bloom", "Cohere2", "Gemma2", "Gemma3", "SmolLM3")
+        for name in (
+            *("Bloom", "Cohere2", "Ernie4_5", "Ernie4_5_Moe", "Gemma2", "Gemma3", "SmolLM3"),
+        )
     },
     **{
         (f"{name}ForCausalLM", field): value
@@ -300,6 +323,7 @@ ALLOWED = {
     "mlp_bias": [False],
     "model_type": [],
     "moe_layer_freq": [1],
+    "moe_norm_min": [1e-12, 0, 1e-20],
     "norm_topk_prob": [False],
     "num_key_value_heads": [4],
     "partial_rotary_factor": [1, 1.0],
@@ -308,6 +332,7 @@ ALLOWED = {
     "sliding_window": [8192, 10**9],
     "topk_method": ["noaux_tc"],
     "transformers_weights": [],
+    "use_bias": [False],
     "use_bidirectional_attention": [False],
     "word_embed_proj_dim": [64],
 }
@@ -329,6 +354,7 @@ REFUSED = {
     "mlp_bias": [True],
     "model_type": ["gemma", "", 3, ["llama"]],
     "moe_layer_freq": [2, True],
+    "moe_norm_min": [0.5, -1, "1"],
     "norm_topk_prob": [True, 1],
     "num_key_value_heads": [1, 8, "4"],
     "partial_rotary_factor": [0.5, "1", True, float("nan")],
@@ -337,6 +363,7 @@ REFUSED = {
     "per_layer_config": [{"0": {"rms_norm_eps": 0.5}}, [1]],
     "sliding_window": [16, "no", True, 1e9],
     "transformers_weights": ["other.safetensors"],
+    "use_bias": [True, 0],
     "use_bidirectional_attention": [True, 0],
     "word_embed_proj_dim": [32, 64.0],
 }
@@ -350,6 +377,7 @@ MODEL_TYPES = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "glm4_moelite": "glm4_moe_lite",
+    "minimaxm2": "minimax_m2",
 }  # where it does not follow from the architecture
 NOT_OF_A_FAMILY = {"architectures", "quantization_config"}  # which has test_toy_int8.py
 ARCHITECTURES = sorted(BASES)

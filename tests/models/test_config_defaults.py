@@ -26,6 +26,7 @@ ROPE = {*ROPE_FIELDS, "partial_rotary_factor", "rope_local_base_freq"}
 SPELLINGS = {
     *("dtype", "num_local_experts", "num_experts", "seq_length", "sliding_window_pattern"),
     *("torch_dtype", "n_embed", "topk_method", "norm_topk_prob", "full_attention_interval"),
+    "rotary_dim",
 }
 
 

@@ -56,6 +56,16 @@ def _same_rope(config):
     return dataclasses.replace(config, layer_ropes=())
 
 
+def _router(**changes):
+    def change(config):
+        router = dataclasses.replace(config.experts.router, **changes)
+        return dataclasses.replace(
+            config, experts=dataclasses.replace(config.experts, router=router)
+        )
+
+    return change
+
+
 def _no_window(config):
     return dataclasses.replace(config, sliding_windows=(None,) * config.num_layers)
 
@@ -92,6 +102,12 @@ def _no_window(config):
         ("qwen3_5_r3_g2_linear_last", _ropes(rotary_dim=4)),
         ("qwen3_5_r5_g1_tied_yarn", _ropes(kind="default")),
         ("qwen3_5_moe_r3_g1_tied", _router(renormalise=False)),
+        ("ernie_g3_h32_biases", _ropes(interleaved=False)),
+        ("erniemoe_j7_k3_interval", _router(score="sigmoid")),
+        ("erniemoe_j7_k3_interval", _router(renormalise=False)),
+        ("minimax_j7_k3_partial", _ropes(rotary_dim=24)),
+        ("minimax_j7_k3_partial", _router(score="softmax")),
+        ("minimax_j7_k3_partial", _router(renormalise=False)),
     ],
 )
 def test_goldens_would_show_a_lost_option(name, change):

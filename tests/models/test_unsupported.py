@@ -12,7 +12,7 @@ OTHER = {"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 2}
     ("values", "message"),
     [
         (
-            {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5"} | OTHER,
+            {"architectures": ["Dots1ForCausalLM"], "model_type": "dots1"} | OTHER,
             "of a family that is unknown here; CONTRIBUTING.md says how to add one",
         ),
         (
