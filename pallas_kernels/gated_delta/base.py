@@ -88,7 +88,7 @@ def gated_delta(
         found, updates, state = _page(page(q), keys, values, gates, state)
         out = out.at[row].set(found.astype(out.dtype), mode="drop")
         target = jnp.where(write_page >= 0, write_page, len(layer.states))
-        place = jnp.where(new, offset, S)
+        place = jnp.where(new & (stop < S), offset, S)  # a full page has no tail
 
         def tail(pool: Array, axis: int, of_page: Array) -> Array:
             moved = jnp.moveaxis(pool, axis, 1)
