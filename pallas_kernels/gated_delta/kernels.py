@@ -1,6 +1,6 @@
 """The kernels of the gated delta rule, in the order in which they are asked."""
 
-from rjax.pallas_kernels.gated_delta import base
+from rjax.pallas_kernels.gated_delta import base, mosaic
 from rjax.pallas_kernels.kernel import Kernel
 
-KERNELS: tuple[Kernel, ...] = base.PLAIN_KERNELS
+KERNELS: tuple[Kernel, ...] = (mosaic.KERNEL, *base.PLAIN_KERNELS)
