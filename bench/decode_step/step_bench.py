@@ -184,7 +184,7 @@ class Bench:
     def _state_rows(self, shape: StepShape) -> StateRows:
         """Every row goes on from a state of its own; rows are at all places of their pages."""
         B, S = shape.seqs, self.page_size
-        rows = empty_state_rows(rows=shape.rows, seqs=B, page_size=S)
+        rows = empty_state_rows(rows=shape.rows, seqs=B, page_size=S, one_row_each=True)
         every = np.arange(B, dtype=np.int32)
         table = np.stack([every, every + B], 1)
         start = S + every * max(1, S // B) % S

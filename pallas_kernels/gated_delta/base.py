@@ -34,7 +34,7 @@ class GatedDeltaProblem(Problem):
         key_heads, values_a_key: K and G, on one device.
         key_dim, value_dim: H and Y.
         page_size: S.
-        seqs: B, sequences of the step. A step with as many rows as sequences decodes.
+        seqs: B, sequences of the step. A step with as many items as sequences decodes.
     """
 
     key_heads: int

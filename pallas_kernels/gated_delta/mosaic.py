@@ -43,7 +43,7 @@ def gated_delta(
 ) -> tuple[Float[Array, "T K G Y"], LayerStates]:
     """Outputs of the rows, 0 for padding, and the states and tails with the rows added.
 
-    Products are of 16-bit numbers, summed in float32. A step of as many rows as sequences decodes;
+    Products are of 16-bit numbers, summed in float32. A step of as many items as sequences decodes;
     its outputs differ by rounding from those of the same tokens in a prompt, while the states at
     the ends of pages have the same bits.
 
@@ -65,7 +65,7 @@ def gated_delta(
             f"q, k, v, tails (keys, values, updates) and states are {found}; the mosaic backend "
             "needs one dtype for all but the states, which are float32"
         )
-    if len(q) != len(rows.slot):
+    if len(rows.item_row) != len(rows.slot):
         return gated_delta_chunks(q, k, v, decay, beta, layer, rows)
     out, layer = gated_delta_decode(q, k, v, decay, beta, layer, rows)
     return out, states_at_page_ends(k, v, decay, beta, layer, rows)

@@ -122,7 +122,8 @@ class RecordedOperations(DispatchedOperations):
             dtype=mixed.dtype,
         )
         states = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), states)
-        rows = jax.tree.map(jnp.asarray, empty_state_rows(rows=T, seqs=T, page_size=page_size))
+        rows = empty_state_rows(rows=T, seqs=T, page_size=page_size, one_row_each=True)
+        rows = jax.tree.map(jnp.asarray, rows)
         found, _ = self._through_states(mixed, weight, decay, beta, key_dim, states, rows)
         return found
 

@@ -112,7 +112,9 @@ class Batch:
             operands.append(jnp.asarray(np.stack(found), dtype))
         seqs = len(order) + padding if seqs is None else seqs
         empty = (0, -1, 0, 0, NO_PAGE, NO_PAGE)
-        table = np.array(items + [empty] * padding, np.int32)
+        # As many items as sequences are those of a step that decodes.
+        more = padding + (max(counts) > 1 and len(items) + padding == seqs)
+        table = np.array(items + [empty] * more, np.int32)
 
         def per_sequence(values, fill):
             return np.array(list(values) + [fill] * (seqs - len(order)), np.int32)

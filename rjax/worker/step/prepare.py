@@ -181,7 +181,12 @@ def _state_rows(
 ) -> StateRows | None:
     if not shape.groups.num_state_layers:
         return None
-    found = empty_state_rows(rows=shape.rows, seqs=shape.seqs, page_size=shape.page_size)
+    found = empty_state_rows(
+        rows=shape.rows,
+        seqs=shape.seqs,
+        page_size=shape.page_size,
+        one_row_each=shape.one_row_each,
+    )
     write_state_rows(
         found, tables[-1], page_size=shape.page_size, slots=slots, start=start, stop=stop
     )

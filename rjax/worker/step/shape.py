@@ -22,6 +22,7 @@ class StepShape:
         page_size: tokens a page, S.
         groups: page groups of the layers.
         plans: shapes of the attention plan of each kind of group, as ``kinds`` lists them.
+        one_row_each: a sequence has one row at most, for which layers with states have a kernel.
     """
 
     rows: int
@@ -30,6 +31,7 @@ class StepShape:
     page_size: int
     groups: PageGroups
     plans: tuple[PlanShape, ...]
+    one_row_each: bool = False
 
     @property
     def kinds(self) -> tuple[GroupKind, ...]:
@@ -55,7 +57,8 @@ class ShapeTable:
     sequences. A size that is padded to as many rows as a larger one is left out: the larger one
     serves it, and each size takes time to compile. Mixed steps, with prompt chunks, have t, t / g
     and t / g^2 rows for a budget of t tokens, and ``prefill_ahead_tokens`` rows with space for
-    prefill-ahead sequences. Decode shapes of ``spare_rows`` rows or more hold prompt chunks too.
+    prefill-ahead sequences. Decode shapes of ``spare_rows`` rows or more hold prompt chunks too, if
+    the model has no states.
 
     Args:
         limits: limits of the steps, with b and t.
@@ -81,22 +84,25 @@ class ShapeTable:
         groups: PageGroups,
         spare_rows: int = 0,
     ) -> None:
-        def shape(rows: int, seqs: int, unpadded_rows: int) -> StepShape:
+        has_states = groups.num_state_layers > 0
+
+        def shape(rows: int, seqs: int, unpadded_rows: int, *, decodes: bool = False) -> StepShape:
             pages = math.ceil(max_model_len / page_size)
             plans = [plan_shape(rows, seqs, unpadded_rows, kind.window) for kind in groups.kinds]
-            return StepShape(rows, seqs, pages, page_size, groups, tuple(plans))
+            one_row_each = decodes and has_states
+            return StepShape(rows, seqs, pages, page_size, groups, tuple(plans), one_row_each)
 
         sizes = [limits.max_num_seqs]
         while sizes[-1] > 1:
             sizes.append(math.ceil(sizes[-1] / growth))
         self._decode = [
-            shape(padded_rows(size), size, size)
+            shape(padded_rows(size), size, size, decodes=True)
             for size in reversed(sizes)
             if not any(other > size and padded_rows(other) == padded_rows(size) for other in sizes)
         ]
         most = limits.max_num_batched_tokens
         chunks = {most // growth**i for i in range(3)} | {limits.prefill_ahead_tokens}
-        wide = [s for s in self._decode if 0 < spare_rows <= s.rows == s.seqs]
+        wide = [s for s in self._decode if 0 < spare_rows <= s.rows == s.seqs and not has_states]
         chunked = [
             shape(
                 rows,

@@ -6,9 +6,14 @@ from jaxtyping import Int
 from rjax.pallas_kernels.gated_delta.states import CARRIED, NO_PAGE, StateRows, max_items
 
 
-def empty_state_rows(*, rows: int, seqs: int, page_size: int) -> StateRows:
-    """The rows of a step without sequences, as arrays that `write_state_rows` fills."""
-    items = max_items(rows, seqs, page_size)
+def empty_state_rows(
+    *, rows: int, seqs: int, page_size: int, one_row_each: bool = False
+) -> StateRows:
+    """The rows of a step without sequences, as arrays that `write_state_rows` fills.
+
+    one_row_each: a sequence has one row at most. Only then there are as many items as sequences.
+    """
+    items = seqs if one_row_each else max(max_items(rows, seqs, page_size), seqs + 1)
 
     def unused(size: int) -> Int[np.ndarray, " size"]:
         return np.full(size, -1, np.int32)
