@@ -158,7 +158,7 @@ def test_a_stream_has_each_token_of_a_program(tiny, decides):
     assert engine.stats().multi_steps > 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_stream_and_a_waiting_request_get_single_steps(tiny, decides):
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     decides(Drawn(1.0)).serves_streams = False

@@ -90,7 +90,7 @@ def test_an_abort_in_the_midst_harms_no_other(tiny):
     assert len(last["c"].outputs[0].token_ids) == 30
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_nothing_is_compiled_after_a_warm_up(tiny):
     few = {"max_num_seqs": 3, "max_num_batched_tokens": 8}  # few sizes
     engine = make_engine(tiny, num_decode_steps=AT_ONCE, warmup="on", **few)

@@ -160,7 +160,7 @@ def test_its_own_engine_goes_with_it(tiny_folder: pathlib.Path) -> None:
     assert watched() is None
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_engine_in_a_process(
     tiny_llm: LLM, tiny_folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch, request
 ) -> None:

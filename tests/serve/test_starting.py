@@ -178,7 +178,7 @@ def process(folder, cache: str) -> Iterator[tuple[subprocess.Popen, str]]:
         started.communicate()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_request_in_the_first_second_is_answered(folder, request):
     with process(folder, str(request.config.cache.mkdir("jax"))) as (started, url):
         assert httpx2.get(url + "/health", timeout=SOON).json() == {"status": "starting"}
