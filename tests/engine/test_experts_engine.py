@@ -70,7 +70,7 @@ def plain(folder):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, 1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -125,7 +125,7 @@ def test_blocks_of_fp8_give_the_tokens_of_the_dequantised_weights(tmp_path):
     assert found.splitlines()[-1] == str(want)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_fp8_kv_does_not_depend_on_relay(tmp_path):
     _, plain = write_quantised(tmp_path, LATENT, "w8a8", seed=4)
     found = [
