@@ -27,6 +27,7 @@ from rjax.pallas_kernels.gated_delta.page_rows import (
     PAGE_SIZE,
     TILE,
     PageRows,
+    await_rows,
     clear_padding,
     gather_gates,
     gather_rows,
@@ -245,6 +246,7 @@ class _Pages:
                 gather_rows(q_smem.at[half], q.at[:, key_head, columns], None, page)
         rows = self.decay.at[:, *of_head], self.beta.at[:, *of_head]
         gather_gates(self.gates_smem, *rows, self.gates.at[*tail], page)
+        await_rows()
         plgpu.commit_smem()
 
         @pl.when(value_head == 0)
@@ -278,8 +280,8 @@ class _Pages:
         plgpu.commit_smem()
         read, own = self._solved(causal)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # all threads are done with the tiles
-        self.k_smem[...] = read.astype(dtype)
-        self.v_smem[...] = own.astype(dtype)
+        self.k_smem[...] = read
+        self.v_smem[...] = own
         if scores is not None:
             q_smem.at[0][...] = scores
         plgpu.commit_smem()
@@ -287,18 +289,18 @@ class _Pages:
         plgpu.copy_smem_to_gmem(self.v_smem, to["own"].at[*of_item])
         if scores is not None:
             plgpu.copy_smem_to_gmem(q_smem.at[0], to["scores"].at[*of_item])
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def _solved(self, causal):
-        """(-R, U), float32 [S, H] and [S, Y], from the inverse in ``matrix``."""
+        """(-R, U), 16-bit [S, H] and [S, Y], from the inverse in ``matrix``."""
         shape, dtype = causal.shape, self.k_smem.dtype
         inverse = plgpu.load(self.matrix.at[:, pl.ds(0, shape[1])], layout=_WGMMA, optimized=False)
         rates = plgpu.load(self.gates_smem.at[1], layout=_COLUMN)
         decays = jnp.exp(plgpu.load(self.logs_smem, layout=_COLUMN))
         inverse = jnp.where(causal, inverse, 0.0) * lax.broadcast_in_dim(rates, shape, [1])
         decayed = inverse * lax.broadcast_in_dim(-decays, shape, [1])
-        read = _products([(decayed.astype(dtype), self.k_smem)])
-        return read, _products([(inverse.astype(dtype), self.v_smem)])
+        read = _products([(decayed.astype(dtype), self.k_smem)]).astype(dtype)
+        return read, _products([(inverse.astype(dtype), self.v_smem)]).astype(dtype)
 
 
 def _decays(gates_smem, logs_smem, logs, causal):

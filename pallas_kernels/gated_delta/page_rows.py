@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
+from jaxlib.mlir.dialects import arith, llvm
 
 from rjax.pallas_kernels.mosaic.emit import (
     SCALAR,
@@ -55,10 +55,10 @@ _PAGE_ROWS = PageRows(SCALAR, SCALAR, SCALAR)
 
 
 def gather_rows(tile, rows, tail, page: PageRows) -> None:
-    """Fill a tile with a page: ``tail`` before ``start``, the rows up to ``stop``, 0 behind.
+    """Start to fill a tile with a page: ``tail`` before ``start``, rows up to ``stop``, 0 behind.
 
     tile: SMEM 16-bit [64, X] with the transforms TILE; rows: GMEM [T, X]; tail: GMEM [64, X], or
-    None for zeros. The caller commits shared memory.
+    None for zeros. The caller waits (`await_rows`) and commits shared memory.
     """
     tails = () if tail is None else (tail,)
     arguments = (plgpu.RefType(TILE), plgpu.RefType(), (plgpu.RefType(),) * len(tails), _PAGE_ROWS)
@@ -67,7 +67,6 @@ def gather_rows(tile, rows, tail, page: PageRows) -> None:
     def gather(_, tile_, rows_, tails_, page_):
         T, columns = ir.MemRefType(rows_.type).shape
         first, start, stop = _registers(page_)
-        moves = []
         for token, vector in _vectors(columns):
             new = _within(token, start, stop)
             row = add(arith.subi(token, start), first)
@@ -77,12 +76,31 @@ def gather_rows(tile, rows, tail, page: PageRows) -> None:
                 old = arith.cmpi(arith.CmpIPredicate.slt, token, start)
                 at = arith.select(old, _element(tail_, token, vector), at)
                 exists = arith.ori(old, new)
-            moves.append((token, vector, exists, load_vector("ld.global", at, 4)))
-        for token, vector, exists, words in moves:
-            words = [arith.select(exists, word, i32(0)) for word in words]
-            store_vector("st.shared", _tile_address(tile_, token, vector, columns), words)
+            size = arith.select(exists, i32(2 * _VECTOR), i32(0))
+            _copy_async(_tile_address(tile_, token, vector, columns), at, size)
 
     gather(tile, rows, tails, page)
+
+
+def await_rows() -> None:
+    """Wait until the tiles that this thread fills by `gather_rows` have its part."""
+
+    @plgpu.inline_mgpu(arg_types=())
+    def wait(_):
+        _emit("cp.async.wait_all;", [], "")
+
+    wait()
+
+
+def _copy_async(to, at, size) -> None:
+    """Copy ``size`` bytes, 16 or 0, from GMEM (int64) to SMEM (int32); zeros up to 16 bytes."""
+    form = f"cp.async.cg.shared.global [$0], [$1], {2 * _VECTOR}, $2;"
+    _emit(form, [to, at, size], "r,l,r")
+
+
+def _emit(instruction: str, operands, constraints: str) -> None:
+    void = ir.Type.parse("!llvm.void")
+    llvm.inline_asm(void, operands, instruction, constraints, has_side_effects=True)
 
 
 def store_rows(rows, tile, page: PageRows) -> None:

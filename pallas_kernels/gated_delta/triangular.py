@@ -11,7 +11,7 @@ while powers of the matrix would grow. Reads and writes SMEM only.
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
+from jaxlib.mlir.dialects import arith, scf
 from jaxlib.mlir.dialects import math as mlir_math
 
 from rjax.pallas_kernels.mosaic.emit import add, address, div, i32, i32_type, mul, rem, thread_index
@@ -78,15 +78,20 @@ def _multiply(left, right, target, negate: bool) -> None:
 
     left: address of the warp's first row; right, target: addresses of the lane's column.
     """
-    f32 = ir.F32Type.get()
-    sums = [mgpu.c(0.0, f32) for _ in range(_PART)]
-    for first in range(0, _BLOCK, _WIDTH):
-        column = [_floats(right, (first + j) * _LINE, 1)[0] for j in range(_WIDTH)]
+    index, zero = ir.IndexType.get(), mgpu.c(0.0, ir.F32Type.get())
+    bounds = [mgpu.c(n, index) for n in (0, _BLOCK, _WIDTH)]
+    loop = scf.ForOp(*bounds, [zero] * _PART)  # a loop, for little code and few registers
+    with ir.InsertionPoint(loop.body):
+        first = arith.index_cast(i32_type(), loop.induction_variable)
+        rows, columns = add(left, mul(first, 4)), add(right, mul(first, _LINE))
+        sums = list(loop.inner_iter_args)
+        column = [_floats(columns, j * _LINE, 1)[0] for j in range(_WIDTH)]
         for i in range(_PART):
-            factors = _floats(left, i * _LINE + 4 * first, _WIDTH)
+            factors = _floats(rows, i * _LINE, _WIDTH)
             for factor, value in zip(factors, column, strict=True):
                 sums[i] = mlir_math.fma(factor, value, sums[i])
-    for i, value in enumerate(sums):
+        scf.yield_(sums)
+    for i, value in enumerate(loop.results):
         value = arith.negf(value) if negate else value
         store_vector("st.shared", target, [mgpu.utils.bitcast(value, i32_type())], i * _LINE)
 

@@ -38,6 +38,10 @@ def gather_rows(tile, rows, tail, page) -> None:
     tile[...] = _page(rows, None if tail is None else tail[...], page)
 
 
+def await_rows() -> None:
+    pass
+
+
 def gather_gates(gates, decay, beta, tail, page) -> None:
     for i, rows in enumerate((decay, beta)):
         gates.at[i][...] = _page(rows, tail.at[i][...], page)
@@ -106,7 +110,7 @@ def add_products(sums, pairs):
 @contextlib.contextmanager
 def interpreting_gated_delta(monkeypatch: Any):
     """The kernels of the gated delta rule that are traced inside run on the CPU."""
-    for name in ("gather_rows", "gather_gates", "clear_padding", "invert_unit_lower"):
+    for name in ("gather_rows", "await_rows", "gather_gates", "clear_padding", "invert_unit_lower"):
         monkeypatch.setattr(intra_chunk, name, globals()[name])
     for name in ("store_rows", "copy_rows", "copy_gates", "load_transposed", "store_transposed"):
         monkeypatch.setattr(inter_chunk, name, globals()[name])

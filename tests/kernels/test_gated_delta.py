@@ -13,7 +13,6 @@ from gated_delta_cases import Batch, S, reference, relative_error, tails
 from interpreted_gated_delta import interpreting_gated_delta
 
 from rjax.pallas_kernels.gated_delta import mosaic
-from rjax.pallas_kernels.gated_delta.decode import gated_delta_decode
 from rjax.pallas_kernels.gated_delta.states import LayerStates, StateRows, max_items
 
 OUTPUT_ERROR, STATE_ERROR = 8e-3, 6e-3
@@ -25,11 +24,12 @@ def interpreter(monkeypatch):
         yield
 
 
-def check(batch: Batch, counts, *, padding=0, kernel=mosaic.gated_delta) -> None:
+def check(batch: Batch, counts, *, padding=0) -> None:
     """Compare a step with the reference; the batch keeps the reference's states."""
     operands, rows = batch.step(counts, padding=padding)
     want, states = reference(*operands, batch.layer, rows)
-    got, found = jax.jit(lambda *given: kernel(*given))(*operands, batch.layer, rows)
+    run = jax.jit(lambda *given: mosaic.gated_delta(*given))
+    got, found = run(*operands, batch.layer, rows)
     assert relative_error(got, want) < OUTPUT_ERROR
     if padding:
         np.testing.assert_array_equal(np.asarray(got, np.float32)[-padding:], 0)
@@ -45,8 +45,8 @@ def check(batch: Batch, counts, *, padding=0, kernel=mosaic.gated_delta) -> None
     batch.layer = states
 
 
-def decode(batch: Batch, *, padding=0, kernel=mosaic.gated_delta) -> None:
-    check(batch, [1] * len(batch.sequences), padding=padding, kernel=kernel)
+def decode(batch: Batch, *, padding=0) -> None:
+    check(batch, [1] * len(batch.sequences), padding=padding)
 
 
 @pytest.mark.usefixtures("interpreter")
@@ -59,14 +59,10 @@ def test_decode():
 
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.slow
-@pytest.mark.parametrize("block_y", [64, 128])
-def test_decode_at_all_kinds_of_offsets(block_y):
-    def kernel(*operands):
-        return gated_delta_decode(*operands, block_y=block_y)
-
+def test_decode_at_all_kinds_of_offsets():
     batch = Batch([1, 2, 9, 18, 34, 63], K=2)
     batch.advance([0, 1, 8, 17, 33, 62])
-    decode(batch, kernel=kernel)
+    decode(batch)
 
 
 @pytest.mark.usefixtures("interpreter")
@@ -197,15 +193,11 @@ class TestOnGpu:
         batch.advance(done)
         decode(batch, padding=3)
 
-    @pytest.mark.parametrize("block_y", [64, 128])
-    def test_decode_blocks(self, block_y):
-        def kernel(*operands):
-            return gated_delta_decode(*operands, block_y=block_y)
-
-        done = list(range(63))
-        batch = Batch([n + 1 for n in done], K=2)
+    def test_decode_at_every_offset(self):
+        done = list(range(64)) * 3
+        batch = Batch([n + 1 for n in done], K=4)
         batch.advance(done)
-        decode(batch, kernel=kernel)
+        decode(batch)
 
     @pytest.mark.parametrize(
         ("G", "dtype"), [(1, jnp.float16), (2, jnp.bfloat16), (3, jnp.bfloat16)]
