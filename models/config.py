@@ -24,6 +24,7 @@ class NormConfig:
         bias: LayerNorms have a bias.
         unit_offset: checkpoints hold the weight minus 1 (Gemma); loading adds it in float32.
         whole_qk: the norms of queries and keys are over all heads (N H and K H), not over H.
+        qk_behind_rope: queries and keys are normed behind the rotary embedding (HunYuan).
         on_embedding: a norm of the token embeddings (BLOOM).
     """
 
@@ -31,6 +32,7 @@ class NormConfig:
     bias: bool = True
     unit_offset: bool = False
     whole_qk: bool = False
+    qk_behind_rope: bool = False
     on_embedding: bool = False
 
     @property

@@ -13,6 +13,7 @@ from rjax.models.families.glm4_moe_lite import GLM4_MOE_LITE
 from rjax.models.families.gpt_oss import GPT_OSS
 from rjax.models.families.granite import GRANITE
 from rjax.models.families.granite_moe import GRANITE_MOE
+from rjax.models.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
 from rjax.models.families.llama import LLAMA
 from rjax.models.families.minimax_m2 import MINIMAX_M2
 from rjax.models.families.ministral3 import MINISTRAL3
@@ -39,7 +40,18 @@ TEXT_FAMILIES: dict[str, Family] = {
         *(BLOOM, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, ERNIE4_5, ERNIE4_5_MOE),
         *(EXAONE4, GEMMA2, GEMMA3),
         *(GLM4, GLM4_MOE, GLM4_MOE_LITE, GPT_OSS),
-        *(GRANITE, GRANITE_MOE, LLAMA, MINIMAX_M2, MINISTRAL3, MINISTRAL, MISTRAL, MIXTRAL),
+        *(
+            GRANITE,
+            GRANITE_MOE,
+            HUNYUAN_DENSE,
+            HUNYUAN_MOE,
+            LLAMA,
+            MINIMAX_M2,
+            MINISTRAL3,
+            MINISTRAL,
+            MISTRAL,
+            MIXTRAL,
+        ),
         *(OLMO2, OLMO3, OLMOE, OPT, PHI3, QWEN2, QWEN2_MOE),
         *(QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3),
     )

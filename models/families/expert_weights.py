@@ -14,6 +14,7 @@ class ExpertNames:
         block: the module that holds the router and the experts.
         gate, up, down: the projections of an expert, where each has its own tensors.
         shared: the shared expert; its projections have Llama's names.
+        router: the module that scores the experts, in the block.
         correction: the bias of the scores for the choice, in the block.
         rows: its axes; an A of one entry may stand before the experts.
     """
@@ -23,6 +24,7 @@ class ExpertNames:
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "shared_expert"
+    router: str = "gate"
     correction: str = "gate.e_score_correction_bias"
     rows: str = "J"
 
@@ -77,7 +79,7 @@ def _beside(config: ModelConfig, layer: int, block: str, names: ExpertNames) -> 
     """The router and the shared expert."""
     experts, ours = config.experts, f"layers.{layer}.mlp."
     assert experts is not None
-    weights: Weights = {ours + "router": (Piece(f"{block}.gate.weight", "J D"),)}
+    weights: Weights = {ours + "router": (Piece(f"{block}.{names.router}.weight", "J D"),)}
     if experts.router.correction_bias:
         bias = Piece(f"{block}.{names.correction}", names.rows)
         weights[ours + "correction"] = (bias,)

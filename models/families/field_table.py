@@ -54,12 +54,14 @@ class FieldTable:
         constraints: fields that change the computation but are not read; values that the
             constraint does not allow are refused.
         ignores: fields that do not change the logits: training, generation, names and formats.
+        rope_fields: fields of rotary embeddings that other families do not have.
     """
 
     model_types: frozenset[str]
     reads: frozenset[str]
     constraints: Mapping[str, Constraint]
     ignores: frozenset[str]
+    rope_fields: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         groups = self.reads, self.constraints.keys(), self.ignores
@@ -87,7 +89,7 @@ class FieldTable:
         """Names of the fields that neither rjax nor transformers knows, sorted."""
         names = fields.names() - self.names
         if self.reads >= ROPE_OBJECTS:
-            names |= unknown_rope_fields(fields)
+            names |= unknown_rope_fields(fields, self.rope_fields)
         return sorted(names)
 
     def check_config(self, fields: ConfigFields, config: ModelConfig) -> None:
@@ -190,6 +192,7 @@ def field_table(
     reads: Iterable[str],
     constraints: Mapping[str, Constraint] | None = None,
     ignores: Iterable[str] = (),
+    rope_fields: Iterable[str] = (),
 ) -> FieldTable:
     """The table of a family, with the entries that all families have in common.
 
@@ -203,4 +206,5 @@ def field_table(
         reads=frozenset(reads) | {"architectures", "dtype", "quantization_config", "torch_dtype"},
         constraints={"model_type": model_type, **_EVERYWHERE, **(constraints or {})},
         ignores=_IGNORED | frozenset(ignores),
+        rope_fields=frozenset(rope_fields),
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
@@ -56,6 +56,8 @@ class RopeRules:
         aliases: other names of types in checkpoints of the family.
         original: default of the outer original_max_position_embeddings.
         scales_queries: whether llama_4_scaling_beta applies.
+        stretches_base: ``alpha`` of the type dynamic multiplies the base, whatever the length, by
+            alpha ** (dims / (dims - 2)) (HunYuan).
     """
 
     kinds: tuple[RopeKind, ...] = ROPE_KINDS
@@ -66,6 +68,7 @@ class RopeRules:
     aliases: tuple[tuple[str, RopeKind], ...] = ()
     original: int | None = None
     scales_queries: bool = False
+    stretches_base: bool = False
 
 
 def read_rope(
@@ -103,9 +106,12 @@ def rope_object(fields: ConfigFields) -> str:
     return "rope_scaling" if fields.inner("rope_scaling").names() else "rope_parameters"
 
 
-def unknown_rope_fields(fields: ConfigFields) -> set[str]:
-    """Fields inside the `ROPE_OBJECTS` that neither rjax nor transformers knows."""
-    known = INNER_ROPE_FIELDS | _SEVERAL_AXES
+def unknown_rope_fields(fields: ConfigFields, own: Set[str] = frozenset()) -> set[str]:
+    """Fields inside the `ROPE_OBJECTS` that neither rjax nor transformers knows.
+
+    ``own`` are those that only the family has.
+    """
+    known = INNER_ROPE_FIELDS | _SEVERAL_AXES | own
     unknown = set()
     for name in ROPE_OBJECTS:
         for key, value in fields.inner(name).values().items():
@@ -172,6 +178,7 @@ def _parse_rope(
     rules: RopeRules,
     original: int | None,
 ) -> RopeConfig:
+    alpha = rope.number("alpha", None) if rules.stretches_base and rope.raw("alpha") else None
     rope = rope.only(INNER_ROPE_FIELDS)
     kind = next((rope.raw(key) for key in ("rope_type", "type") if rope.has(key)), "default")
     if isinstance(kind, str):
@@ -197,6 +204,9 @@ def _parse_rope(
             f"config.json: head_dim {head_dim} with partial_rotary_factor {part} rotates "
             f"{rotary_dim} dims; it must be an even number from 2 to {head_dim}"
         )
+    if kind == "dynamic" and rules.stretches_base and alpha:
+        theta *= float(alpha) ** (rotary_dim / (rotary_dim - 2))
+        kind = "default"
     if kind == "default":
         return RopeConfig("default", theta, rotary_dim)
     if kind == "linear":

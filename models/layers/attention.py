@@ -17,6 +17,7 @@ from rjax.models.operations import HeadNorms, HeadOptions, KvScales, Operations,
 from rjax.models.rope import Rotary, halves_of_pairs
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.pending import Partial, UnmergedAttention, reduced
+from rjax.pallas_kernels.rope_and_cache.base import rotate
 
 
 class Attention(nnx.Module):
@@ -33,7 +34,8 @@ class Attention(nnx.Module):
         rope = config.rope_of(layer)
         self.interleaved = rope is not None and rope.interleaved
         of_heads = not config.layer_norm and not config.norms.whole_qk
-        self.norm_joins_rope = of_heads and not self.interleaved
+        self.norms_behind_rope = config.norms.qk_behind_rope
+        self.norm_joins_rope = of_heads and not self.interleaved and not self.norms_behind_rope
         self.output_gate = config.output_gate
         G = config.axis_sizes["G"]
         path = f"layers.{layer}.attention"
@@ -104,6 +106,12 @@ class Attention(nnx.Module):
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm, self.k_norm)
+            if self.norms_behind_rope and rotary is not None:
+                heads = reduced(qkv)
+                T, K, A, H = heads.shape
+                qk = rotate(heads[:, :, :-1].reshape(T, -1, H), rotary.cos, rotary.sin)
+                qkv = jnp.concatenate([qk.reshape(T, K, A - 1, H), heads[:, :, -1:]], axis=2)
+                rotary = None
             if not self.norm_joins_rope or (rotary is not None and rotary.query_scale is not None):
                 qkv, norms = norms(qkv), None
         if rotary is not None and self.interleaved:

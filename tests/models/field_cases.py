@@ -88,6 +88,10 @@ BASES = {
     "Glm4MoeLiteForCausalLM": of("Glm4MoeLite", **LATENT),
     "GptOssForCausalLM": of("GptOss", rope_scaling=YARN),
     "GraniteMoeForCausalLM": of("GraniteMoe", rope_scaling=YARN),
+    "HunYuanDenseV1ForCausalLM": of("HunYuanDenseV1", rope_scaling=YARN, head_dim=16),
+    "HunYuanMoEV1ForCausalLM": of(
+        "HunYuanMoEV1", rope_scaling=YARN, head_dim=16, num_experts=12, moe_topk=2
+    ),
     "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
     "MiniMaxM2ForCausalLM": of(
         "MiniMaxM2", rope_scaling=YARN, num_local_experts=12, num_experts_per_tok=2
@@ -159,6 +163,7 @@ CHANGES = {
     "moe_layer_end_index": 1,
     "moe_layer_interval": 2,
     "moe_layer_start_index": 2,
+    "moe_topk": 1,
     "moe_num_experts": 6,
     "moe_num_shared_experts": 1,
     "n_group": 2,
@@ -378,6 +383,8 @@ MODEL_TYPES = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "glm4_moelite": "glm4_moe_lite",
     "minimaxm2": "minimax_m2",
+    "hunyuandensev1": "hunyuan_v1_dense",
+    "hunyuanmoev1": "hunyuan_v1_moe",
 }  # where it does not follow from the architecture
 NOT_OF_A_FAMILY = {"architectures", "quantization_config"}  # which has test_toy_int8.py
 ARCHITECTURES = sorted(BASES)

@@ -66,6 +66,11 @@ def _router(**changes):
     return change
 
 
+def _before_rope(config):
+    norms = dataclasses.replace(config.norms, qk_behind_rope=False)
+    return dataclasses.replace(config, norms=norms)
+
+
 def _no_window(config):
     return dataclasses.replace(config, sliding_windows=(None,) * config.num_layers)
 
@@ -103,6 +108,9 @@ def _no_window(config):
         ("qwen3_5_r5_g1_tied_yarn", _ropes(kind="default")),
         ("qwen3_5_moe_r3_g1_tied", _router(renormalise=False)),
         ("ernie_g3_h32_biases", _ropes(interleaved=False)),
+        ("hunyuan_g3_h32_alpha", _before_rope),
+        ("hunyuan_g3_h32_alpha", _ropes(theta=10000.0)),
+        ("hunyuanmoe_j7_k3_list", _router(renormalise=False)),
         ("erniemoe_j7_k3_interval", _router(score="sigmoid")),
         ("erniemoe_j7_k3_interval", _router(renormalise=False)),
         ("minimax_j7_k3_partial", _ropes(rotary_dim=24)),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rjax import models
 from rjax.models.families import FAMILIES
 from rjax.models.families.rope_fields import ROPE_KINDS
+from rjax.models.loading.config import unknown_fields
 from rjax.models.rope import RopeConfig, inverse_frequencies
 from tests.properties import num_examples
 
@@ -280,3 +281,23 @@ def test_any_config_is_read_or_refused(architecture, rope, changes):
         frequencies = inverse_frequencies(one)
         assert frequencies.shape == (one.rotary_dim // 2,)
         assert all(math.isfinite(value) and value >= 0 for value in frequencies)
+
+
+def test_the_experts_of_a_row_may_be_listed_for_each_layer():
+    base = LLAMA | {"architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 4}
+    layers = base["num_hidden_layers"]
+    assert read(base | {"moe_topk": [2] * layers}) == read(base | {"moe_topk": 2})
+    for wrong in ([2] * (layers - 1), [*([2] * (layers - 1)), 1], [5] * layers, []):
+        with pytest.raises(models.CheckpointError, match=r"moe_topk is .* same for each layer"):
+            read(base | {"moe_topk": wrong})
+
+
+def test_a_factor_of_the_base_is_no_scaling_by_length():
+    base = LLAMA | {"architectures": ["HunYuanDenseV1ForCausalLM"], "head_dim": 16}
+    rope = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    found = read(base | {"rope_scaling": rope})
+    assert found.rope.kind == "default"
+    assert found.rope.theta == pytest.approx(10000.0 * 1000.0 ** (16 / 14))
+    assert found.longest_sequence == base["max_position_embeddings"]
+    assert unknown_fields(base | {"rope_scaling": rope}) == []
+    assert read(base | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}).rope.kind == "dynamic"

@@ -16,8 +16,7 @@ OTHER = {"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 2}
             "of a family that is unknown here; CONTRIBUTING.md says how to add one",
         ),
         (
-            {"architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"}
-            | OTHER,
+            {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3"} | OTHER,
             "of a family that is unknown here",
         ),
         (
