@@ -83,6 +83,7 @@ def ask(served, prompt, name="a", params=GREEDY, **options):
     return run_checked(served)[name]
 
 
+@pytest.mark.sample(2, 4)
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("most", [16, 32, 64])
 @pytest.mark.parametrize("relay", ["on", "off", "auto"])
@@ -112,6 +113,7 @@ def test_a_hit_goes_on_from_the_nearest_state():
     served.close()
 
 
+@pytest.mark.thorough
 def test_a_snapshot_is_kept_where_prompts_part():
     served = engine(max_num_batched_tokens=64, kv_split_size=64)
     assert ask(served, PROMPTS[0]).num_cached_tokens == 0  # 48, the end of the chunk, alone
@@ -122,6 +124,7 @@ def test_a_snapshot_is_kept_where_prompts_part():
     served.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{"num_states": 4}, {"num_pages": 16}])
 def test_preempted_sequences_say_the_same(alone, options):
     """Four sequences come to the ends of their pages at once, where each needs one more."""
@@ -138,6 +141,7 @@ def test_preempted_sequences_say_the_same(alone, options):
     served.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("states", [2, 3])
 def test_few_states_serve_one_sequence_after_another(alone, states):
     served = engine(num_states=states)
@@ -148,6 +152,7 @@ def test_few_states_serve_one_sequence_after_another(alone, states):
     served.close()
 
 
+@pytest.mark.thorough
 def test_samples_share_the_prompt():
     params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
     found = []
@@ -169,6 +174,7 @@ def test_samples_compute_little_of_the_prompt_again():
     served.close()
 
 
+@pytest.mark.thorough
 def test_a_named_prefix_holds_its_state(alone, tmp_path):
     prefix, path = tokens(37), tmp_path / "prefix.safetensors"
     served = engine(max_num_batched_tokens=32)
@@ -191,6 +197,7 @@ def test_a_named_prefix_holds_its_state(alone, tmp_path):
     other.close()
 
 
+@pytest.mark.thorough
 def test_salts_keep_states_apart():
     served = engine()
     assert ask(served, PROMPTS[0], cache_salt="a").num_cached_tokens == 0
@@ -202,6 +209,7 @@ def test_salts_keep_states_apart():
     served.close()
 
 
+@pytest.mark.thorough
 def test_prompt_logprobs_are_those_of_a_whole_prompt():
     params = dataclasses.replace(GREEDY, prompt_logprobs=0, max_tokens=1)
 
@@ -217,6 +225,7 @@ def test_prompt_logprobs_are_those_of_a_whole_prompt():
     chunks.close()
 
 
+@pytest.mark.thorough
 def test_nothing_reads_what_no_sequence_owns(alone):
     """States, and the tails of slots, that no sequence owns are NaN before every step."""
     served = engine(num_states=7, num_pages=24, max_num_batched_tokens=16)
@@ -282,6 +291,7 @@ def test_what_cannot_be_is_refused(options, error, text):
         engine(**options)
 
 
+@pytest.mark.thorough
 def test_states_for_sequences_remain():
     served = engine(num_states=3)
     served.add_prefix("a", tokens(20))

@@ -21,6 +21,7 @@ from tests.kernels.gated_delta_steps import (
     stacked,
     state_rows,
 )
+from tests.properties import num_examples
 
 SIZES = Sizes()
 ROWS, SEQS, LENGTHS = 40, 3, (29, 40, 7)
@@ -91,7 +92,7 @@ def test_it_is_the_recurrence():
 @hypothesis.given(
     st.lists(st.tuples(*[st.integers(0, n) for n in LENGTHS]), min_size=1, max_size=6)
 )
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=num_examples(25))
 def test_steps_change_no_bit(cuts):
     """Tokens in any steps, one by one too, give the bits of all at once: outputs and states."""
     ascending = [
