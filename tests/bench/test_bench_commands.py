@@ -82,7 +82,7 @@ def test_every_row_of_the_tables_is_a_model(row):
     assert row.target_ratio is None or row.target_ratio > 1
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_decode_step(tmp_path, capsys):
     path = tmp_path / "step.json"
     given = ["--model=tiny", "--batch=3", "--shared=130", "--own=7", "--quiet", f"--json={path}"]

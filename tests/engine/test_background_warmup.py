@@ -115,7 +115,7 @@ def test_nothing_is_compiled_after_the_background_is_done(tiny, compilations, de
     engine.close()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_larger_size_says_the_same(tiny):
     engine = make_engine(tiny)
     expected = answers(run(engine, REQUESTS))

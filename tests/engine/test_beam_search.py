@@ -66,7 +66,7 @@ def test_beams_are_those_of_transformers(name, stride):
     assert stats.hit_rate > 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_many_prompts_are_searched_at_once():
     cases = [c for c in RECORD["cases"] if c["model"] == "llama_g7_h64"]
     same = [

@@ -64,6 +64,6 @@ print("equal")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_step_has_one_collective_for_each_sum_and_one_for_the_tokens():
     assert run_on_virtual_devices(_PROGRAM, 4).endswith("equal\n")

@@ -187,7 +187,7 @@ def test_one_sequence_is_one_row(tiny, use, monkeypatch, kv):
     assert answers(tiny, 1, kv_cache_dtype=kv)[1] == got
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_functional_programs_take_them():
     forms = PlainForms(ROWS[1:], fused=False)
     logits = []

@@ -64,7 +64,7 @@ def test_its_time_limit_holds(engine):
     assert finished(engine, 3) == {"held": "abort"}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_streams_go_on_while_prompt_logprobs_compile(tiny, monkeypatch):
     monkeypatch.setattr(worker_module, "_CPU_PADDING", math.inf)
     gate, compile_it = threading.Event(), CompiledPrograms.compile

@@ -82,6 +82,6 @@ print("same kernels")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_several_devices_have_the_kernels_of_one():
     assert run_on_virtual_devices(_PROGRAM, 8).endswith("same kernels\n")

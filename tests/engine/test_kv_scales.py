@@ -103,7 +103,7 @@ def test_logprobs_are_those_of_kv_quantised_with_the_scales(rescaled, factors):
             assert np.abs(logprobs - wrong).max() > EFFECT
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_scales_change_nothing_without_fp8_kv(rescaled):
     tokens, logprobs = served(GOLDEN, kv_cache_dtype="auto")
     other_tokens, others = served(rescaled(0.3, 700), kv_cache_dtype="auto")

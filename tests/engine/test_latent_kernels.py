@@ -135,7 +135,7 @@ def test_fp8_kv_does_not_depend_on_relay(tmp_path):
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_results_that_the_output_projection_merges(tmp_path, monkeypatch):
     """As on Hopper: attention of one row is merged by the projection, which has no padding."""
     _, plain = write_quantised(tmp_path, LATENT, "w8a8", seed=4)

@@ -99,7 +99,7 @@ def test_the_same_tokens_with_any_number_ahead(n):
     assert said[0] == said[1] == said[2]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_model_says_the_same_and_nothing_is_compiled_anew(tiny):
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     requests = [(str(i), [7] * 20 + [1 + i] * (3 + 5 * i), params) for i in range(9)]

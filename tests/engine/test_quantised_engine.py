@@ -160,7 +160,7 @@ GPT_OSS = CONFIG | {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_experts_in_mxfp4_answer_as_the_checkpoint_of_the_same_weights(tmp_path):
     stored, exact = write_mxfp4(tmp_path, GPT_OSS)
     length = CONFIG["max_position_embeddings"]

@@ -199,7 +199,7 @@ def unseen_pages_poisoned(pools, table, positions, window):
     return jnp.asarray(np.where(seen[:, None, None, None], pools, np.nan))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @given(length=st.integers(1, PAGE * PAGES - 30), windows=WINDOWS)
 @pytest.mark.usefixtures("no_annotations_checked")
 def test_one_sequence_has_the_plan_of_its_length(length, windows):
@@ -262,7 +262,7 @@ def test_a_plan_serves_until_splits_change(monkeypatch, windows, expected):
         np.testing.assert_array_equal(packed, kept)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_engine_gives_the_same_tokens(tiny, monkeypatch):
     """With sequences that join, leave and are preempted, and each input checked."""
     requests = [

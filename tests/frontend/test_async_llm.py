@@ -44,7 +44,7 @@ def over(llm: LLM) -> Iterator[AsyncLLM]:
     assert not llm.engine.has_unfinished_requests()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_requests_of_many_tasks_get_the_answers_of_llm(tiny_llm: LLM) -> None:
     prompts: list[Any] = ["Who?", [5, 6, 7], {"prompt": "Where?"}]
     wanted = StructuredOutputsParams(regex="[ab]{5}")

@@ -123,7 +123,7 @@ def test_the_samples_of_a_prompt_read_its_pages_once():
     assert read == 2 * 32 + 16 * (8 + 1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_row_without_room_says_so_and_harms_no_other():
     setup, weights = prepared()
     tokens, _ = prompts(3, longest=16)

@@ -82,7 +82,7 @@ def test_samples_follow_the_model_s_chances():
     assert np.abs(seen - chances).max() < 0.08
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_trainer_samples_its_current_weights_without_a_recompile():
     setup, _, run = program("on")
     model = tiny_model()

@@ -110,7 +110,7 @@ def test_a_decode_of_a_program_copies_neither_weights_nor_pages():
     assert aliased(text) == len(jax.tree.leaves(state))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_loop_of_a_rollout_copies_neither_weights_nor_pages():
     setup, weights = prepared()
     tokens, lengths = prompts(3)

@@ -36,7 +36,7 @@ def test_logprobs_are_those_of_a_forward_pass_and_have_their_gradient():
     np.testing.assert_allclose(slope, (total(1.001) - total(0.999)) / 0.002, rtol=2e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_each_of_several_end_tokens_ends_a_sample():
     setup, weights = prepared(relay="off")
     tokens, lengths = prompts(2)

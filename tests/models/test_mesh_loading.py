@@ -163,7 +163,7 @@ def test_quantised_kv_heads_are_copied(tmp_path):
     check((phi3, 4, False, SMALL, None), most=4)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_experts_are_spread_or_cut(tmp_path):
     each = write_plain(tmp_path / "each", EXPERTS)
     fused = write_plain(tmp_path / "fused", OSS)

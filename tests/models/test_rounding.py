@@ -44,7 +44,7 @@ def without_rounding(traced: ClosedJaxpr, *arguments: jax.Array) -> list[jax.Arr
     return [known[each] for each in jaxpr.outvars]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_values_are_of_the_stored_scales(dtype):
     weight, scheme = random_weight(dtype), Scaled("int4", (1, GROUP), scale_dtype=dtype)

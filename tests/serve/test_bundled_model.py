@@ -21,7 +21,7 @@ def bundled(optimised: None, kept: None):
         yield found
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_answers_are_right_and_share_the_table(bundled: LiveServer):
     system = {"role": "system", "content": demo_system_prompt()}
     asked = demo_questions()[:6]

@@ -51,7 +51,7 @@ def test_a_bad_key_is_found_before_the_model_is_loaded(tmp_path, capsys):
     assert "API key 1 is not acceptable" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_short_keys_are_taken_with_a_warning(tmp_path, capsys):
     keys = tmp_path / "keys"
     keys.write_text("sesame\n")

@@ -137,7 +137,7 @@ def test_a_stopped_idle_worker_is_replaced(folder):
     assert in_pool(folder, work, task_seconds=60.0) < 5
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_worker_that_is_stopped_at_work_is_replaced(folder):
     """Its task goes on in the slow slot that it has; a busy one is told from it."""
 

@@ -114,7 +114,7 @@ def _state(pid: int) -> str:
         return "gone"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_slow_masks_hold_up_nobody(server: LiveServer):
     schema = {"type": "object", "properties": {f"p{i}": {} for i in range(3000)}}
     body = {**HONEST, "n": 64, "temperature": 1.5, "max_tokens": 100}

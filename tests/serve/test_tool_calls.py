@@ -176,7 +176,7 @@ def test_a_streamed_call_through_the_server(folder, fmt):
     assert chunks[-1].finish_reason == "tool_calls"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_call_cut_off_says_so(folder):
     tool: Any = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
     body = {
