@@ -116,12 +116,12 @@ class Multimodal:
         """Whether the embedding is also the output projection.
 
         Where config.json leaves it open, transformers does not tie a head that the checkpoint has.
+        Without the names of its tensors, ``text_config`` says whether there is one.
         """
-        own = outer.flag(_TIE, self.tied)
-        if outer.has(_TIE) or names is None or head not in names:
-            of_text = self.text_ties or (names is None and not outer.has(_TIE))
-            return text.flag(_TIE, own) if of_text and not own else own
-        return False
+        tied = outer.flag(_TIE, self.tied) or (self.text_ties and text.flag(_TIE, False))
+        if outer.has(_TIE):
+            return tied
+        return text.flag(_TIE, tied) if names is None else tied and head not in names
 
     def unknown(self, fields: ConfigFields) -> list[str]:
         """Paths of unknown fields of the outer config and of ``text_config``, sorted."""

@@ -209,6 +209,14 @@ def test_a_head_in_the_checkpoint_is_not_tied_unless_config_json_says_so(name):
         assert not models.config_from_dict(left_open, names).tie_embeddings
 
 
+def test_without_weights_the_text_config_says_whether_there_is_a_head():
+    """As of Ministral 3: transformers ties by default, and then finds another head."""
+    for tied in (True, False):
+        values = config_of("Mistral3", {"tie_word_embeddings": tied})
+        del values["tie_word_embeddings"]
+        assert read(values).tie_embeddings == tied
+
+
 def test_the_logits_of_gemma_3_are_not_capped():
     """transformers reads the field for the model without towers alone, as a golden shows."""
     assert read(config_of("Gemma3", {"final_logit_softcapping": 7.0})) == read(config_of("Gemma3"))
