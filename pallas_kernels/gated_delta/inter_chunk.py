@@ -1,12 +1,12 @@
 """The states of a sequence page after page, on Hopper (Mosaic GPU), from what `intra_chunk` found.
 
-One CTA handles 64 of the Y columns of one value head over the items of one sequence; columns of a
-state are independent. One warpgroup copies what `intra_chunk` found of each page (TMA) through a
-pipeline in shared memory. The other keeps the transposed state in registers as float32 accumulators
-and computes, with wgmma and the state or the updates as the left operand from registers, updates =
-U - R S, outputs = e^c q S + scores updates, and S = e^c S + k updates. Bytes moved per page and
-value head: 2 * S * (4 * H + Y + 2 * S) read by each CTA, 2 * S * Y of outputs, and 4 * H * Y where
-a state is read or wanted.
+One CTA handles 64 of the Y columns of one value head over the items of one sequence; the columns of
+a state are independent. The first warpgroup keeps the transposed state in registers, float32, and
+computes the updates U - R S and then S = e^c S + k updates, both with a left operand in registers.
+It passes each page's state and updates, in 16 bits, to the second warpgroup in shared memory, which
+computes the outputs e^c q S + scores updates. The third one copies what `intra_chunk` found (TMA).
+Products are by wgmma. Bytes moved per page and value head: 2 * S * (4 * H + Y + 2 * S) read by each
+CTA, 2 * S * Y of outputs, and 4 * H * Y where a state is read or wanted.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -44,11 +44,11 @@ from rjax.pallas_kernels.mosaic.pipeline import Pipeline
 BLOCK_Y = 64
 """Columns of the state of a CTA: the rows of a wgmma."""
 
-_STAGES = 3
+_STAGES = 2
 _WGMMA = plgpu.Layout.WGMMA
 _COLUMN = _WGMMA.reduce(0)
 _ACC = plgpu.WGMMAAccumulatorRef
-_CONSUMER_REGISTERS, _PRODUCER_REGISTERS = 240, 40  # a thread
+_STATE_REGISTERS, _PRODUCER_REGISTERS = 240, 40  # a thread
 
 
 def inter_chunk(
@@ -71,21 +71,23 @@ def inter_chunk(
     tails = layer.keys, layer.values, layer.updates, layer.gates
     refs = [jax.new_ref(x) for x in (layer.states, out, *tails)]
 
-    def inter_chunk_kernel(items_, runs_, *refs, out_smem, full, empty, **smem):
+    def inter_chunk_kernel(items_, runs_, *refs, passed, out_smem, full, empty, **smem):
         """GMEM: items [I, 6], runs [R, 2], the rows k [T, K, H], v [T, K, G, Y], decay, beta
         [T, K, G], the arrays of ``chunks``, states [P, K, G, H, Y], out [T, K, G, Y], the tails:
         keys [slots, K, S, H], values, updates [slots, K, G, S, Y], gates [slots, K, G, 2, S].
-        SMEM: out_smem [3, S, BLOCK_Y], else as `_stages`. Barriers, one a stage: full, empty.
+        SMEM: passed as `_Passed`, out_smem [3, S, BLOCK_Y], else as `_stages`. Barriers, one a
+        stage: full, empty.
         """
         begin_kernel()
         rows_, refs = refs[: len(rows)], refs[len(rows) :]
         chunks_, [states, *written] = ChunkOutputs(*refs[: len(chunks)]), refs[len(chunks) :]
         place = _Place(*(lax.axis_index(name) for name in ("head", "block")), G)
-        run = lax.axis_index("run")
+        wg, run = lax.axis_index("wg"), lax.axis_index("run")
         first, count = runs_[run, 0], runs_[run, 1]
-        pipeline = Pipeline(full, empty, _STAGES)
+        pipeline, shared = Pipeline(full, empty, _STAGES), _Passed(*passed)
+        outputs = _Outputs(rows_, written, out_smem, place, items_)
 
-        @pl.when(lax.axis_index("wg") == 1)
+        @pl.when(wg == 2)
         def _producer():
             plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
 
@@ -95,44 +97,55 @@ def inter_chunk(
 
             lax.fori_loop(0, count, copy, None)
 
-        @pl.when((lax.axis_index("wg") == 0) & (count > 0))
-        def _consumer():
-            plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-            of_states = functools.partial(place.of_state, states)
-            state = _first_state(of_states, items_[first, 4])
-            outputs = _Outputs(rows_, written, out_smem, place, items_)
+        @pl.when(wg == 1)
+        def _compute_outputs():
+            def step(i, _):
+                stage = pipeline.wait(i)
+                found = shared.outputs(i, _at(smem, stage)).astype(dtype)
+                pipeline.release(stage)
+                outputs.store(first + i, lax.rem(i, 2), found)
 
-            def step(i, carry):
-                state, before = carry
-                at = _at(smem, pipeline.wait(i))
-                store = functools.partial(outputs.store, first + i - 1, before)
-                state, update, found = _page(at, state, lambda: pl.when(i > 0)(store))
-                pipeline.release(pipeline.stage(i))
-                wanted = items_[first + i, 5]
+            lax.fori_loop(0, count, step, None)
+
+        @pl.when((wg == 0) & (count > 0))
+        def _compute_states():
+            plgpu.set_max_registers(_STATE_REGISTERS, action="increase")
+            of_states = functools.partial(place.of_state, states)
+
+            def step(i, state):
+                stage = pipeline.wait(i)
+                before = functools.partial(shared.store_state, i)
+                after = functools.partial(shared.store_updates, i)
+                state, update = _next_state(_at(smem, stage), state, before, after)
+                pipeline.release(stage)
+                wanted, stop = items_[first + i, 5], items_[first + i, 2]
                 pl.when(wanted >= 0)(lambda: store_transposed(of_states(wanted), state))
-                stop = items_[first + i, 2]
 
                 @pl.when((i == count - 1) & (stop < S))
                 def _store_tail():
                     outputs.store_tail(first + i, update)
 
-                return state, found.astype(dtype)
+                return state
 
-            none = plgpu.layout_cast(jnp.zeros((BLOCK_Y, S), dtype), _WGMMA)
-            _, last = lax.fori_loop(0, count, step, (state, none))
-            outputs.store(first + count - 1, last)
+            lax.fori_loop(0, count, step, _first_state(of_states, items_[first, 4]))
 
     plgpu.kernel(
         inter_chunk_kernel,
         scratch_types=_stages(chunks, _STAGES)
         | dict(
+            passed=(
+                plgpu.SMEM((2, BLOCK_Y, HEAD_DIM), dtype, transforms=TILE),
+                plgpu.SMEM((2, BLOCK_Y, S), dtype, transforms=TILE),
+                plgpu.Barrier(num_barriers=2),
+                plgpu.Barrier(num_barriers=2),
+            ),
             out_smem=plgpu.SMEM((3, S, BLOCK_Y), dtype, transforms=TILE),
             full=plgpu.Barrier(num_barriers=_STAGES, num_arrivals=len(chunks)),
-            empty=plgpu.Barrier(num_barriers=_STAGES),
+            empty=plgpu.Barrier(num_barriers=_STAGES, num_arrivals=2),
         ),
         grid=(R, K * G, Y // BLOCK_Y),
         grid_names=("run", "head", "block"),
-        num_threads=2,
+        num_threads=3,
         thread_name="wg",
         compiler_params=_PARAMETERS,
     )(items, runs, *rows, *chunks, *refs)
@@ -175,7 +188,7 @@ def states_after_pages(
             of_states = functools.partial(place.of_state, states)
             state = _first_state(of_states, items_[item, 4])
             plgpu.barrier_wait(full.at[0])
-            state, _, _ = _page(_at(smem, 0), state)
+            state, _ = _next_state(_at(smem, 0), state)
             store_transposed(of_states(items_[item, 5]), state)
             plgpu.commit_smem()  # all threads have read it
 
@@ -264,56 +277,77 @@ def _first_state(of_states: Callable[[Any], Any], page):
     )
 
 
-def _page(at: dict[str, Any], state, meanwhile: Callable[[], Any] = lambda: None) -> Any:
-    """(state after a page, its updates, its outputs or None), all transposed and float32.
+def _next_state(at: dict[str, Any], state, before=lambda _: None, after=lambda _: None) -> Any:
+    """(state after a page, its updates), transposed, float32.
 
-    at: SMEM of the page's stage; state: [BLOCK_Y, H]; meanwhile: called while products run.
+    at: SMEM of the page's stage; state: [BLOCK_Y, H]. While products run, ``before`` is called with
+    the state and ``after`` with the updates, both in 16 bits.
     """
     dtype, shape = at["keys"].dtype, (BLOCK_Y, PAGE_SIZE)
     left = state.astype(dtype)
-    operands = [at[name].transpose((1, 0)) for name in ("read", "queries") if name in at]
 
-    def multiply(*accs):
-        for acc, right in zip(accs, operands, strict=True):
-            plgpu.wgmma(acc, left, right)
-        meanwhile()
+    def updates(acc):
+        plgpu.wgmma(acc, left, at["read"].transpose((1, 0)))
+        before(left)
+        own = plgpu.load(at["own"].transpose((1, 0)), layout=_WGMMA).astype(jnp.float32)
         logs, last = plgpu.load(at["logs"], layout=_COLUMN), at["logs"][PAGE_SIZE - 1]
-        own = plgpu.load(at["own"].transpose((1, 0)), layout=_WGMMA)
-        update = own.astype(jnp.float32) + _read(accs[0], len(accs) - 1)
-        decayed = update * _columns(jnp.exp(last - logs), shape)
-        whole = state * jnp.exp(last)
-        if len(accs) == 1:
-            return update, decayed.astype(dtype), whole, None
-        queried = _read(accs[1], 0) * _columns(jnp.exp(logs) * HEAD_DIM**-0.5, shape)
-        return update, decayed.astype(dtype), whole, queried
+        decays = lax.broadcast_in_dim(jnp.exp(last - logs), shape, [1])
+        return own + acc[...], decays, state * jnp.exp(last)
 
-    accs = [_ACC(shape, jnp.float32) for _ in operands]
-    update, decayed, whole, queried = pl.run_scoped(multiply, *accs)
-    if queried is None:
-        [state] = _add_products([whole], [(decayed, at["keys"])])
-        return state, update, None
-    pairs = [(decayed, at["keys"]), (update.astype(dtype), at["scores"].transpose((1, 0)))]
-    state, found = _add_products([whole, queried], pairs)
-    return state, update, found
+    update, decays, whole = pl.run_scoped(updates, _ACC(shape, jnp.float32))
+    decayed = (update * decays).astype(dtype)
+
+    def add(acc):
+        plgpu.wgmma(acc, decayed, at["keys"])
+        after(update.astype(dtype))
+        return whole + acc[...]
+
+    return pl.run_scoped(add, _ACC((BLOCK_Y, HEAD_DIM), jnp.float32)), update
 
 
-def _read(acc, running: int) -> Any:
-    """An accumulator, once all products but the last ``running`` ones are done."""
-    return plgpu.wgmma_accumulator_load(acc, wait_n=running)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Passed:
+    """States and updates that one warpgroup passes to another, in turn in two places.
 
+    Attributes:
+        states, updates: SMEM [2, BLOCK_Y, H] and [2, BLOCK_Y, S], transposed, tiles.
+        full, empty: barriers, one a place.
+    """
 
-def _columns(x, shape):
-    return lax.broadcast_in_dim(x, shape, [1])
+    states: Any
+    updates: Any
+    full: Any
+    empty: Any
 
+    def store_state(self, i, state) -> None:
+        """Store the state before page ``i``, once its place is free."""
+        place = lax.rem(i, 2)
+        pl.when(i >= 2)(lambda: plgpu.barrier_wait(self.empty.at[place]))
+        self.states.at[place][...] = state
 
-def _add_products(sums, pairs):
-    """Each sum plus the product of its pair, by wgmma; the left of a pair is in registers."""
+    def store_updates(self, i, updates) -> None:
+        """Store the updates of page ``i`` and let the other warpgroup read both."""
+        place = lax.rem(i, 2)
+        self.updates.at[place][...] = updates
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(self.full.at[place])
 
-    def multiply(accs):
-        for acc, (left, right) in zip(accs, pairs, strict=True):
-            plgpu.wgmma(acc, left, right)
+    def outputs(self, i, at: dict[str, Any]):
+        """The outputs of page ``i``, float32 [S, BLOCK_Y]; at: SMEM of the page's stage."""
+        place, shape = lax.rem(i, 2), (PAGE_SIZE, BLOCK_Y)
+        plgpu.barrier_wait(self.full.at[place])
 
-    return pl.run_state(multiply)([_ACC.init(x) for x in sums])
+        def multiply(from_state, from_updates):
+            plgpu.wgmma(from_state, at["queries"], self.states.at[place].transpose((1, 0)))
+            plgpu.wgmma(from_updates, at["scores"], self.updates.at[place].transpose((1, 0)))
+            decays = jnp.exp(plgpu.load(at["logs"], layout=_WGMMA.reduce(1))) * HEAD_DIM**-0.5
+            decays = lax.broadcast_in_dim(decays, shape, [0])
+            return from_state[...] * decays + from_updates[...]
+
+        accs = [_ACC(shape, jnp.float32) for _ in range(2)]
+        found = pl.run_scoped(multiply, *accs)
+        plgpu.barrier_arrive(self.empty.at[place])
+        return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -337,14 +371,14 @@ class _Outputs:
     def _rows_of(self, item) -> PageRows:
         return PageRows(*(self.items[item, n] for n in range(3)))
 
-    def store(self, item, outputs) -> None:
-        """Store the transposed outputs, 16-bit [BLOCK_Y, S], in the rows of an item.
+    def store(self, item, buffer, outputs) -> None:
+        """Store outputs, 16-bit [S, BLOCK_Y], in the rows of an item.
 
         Two tiles in turn need one barrier an item: threads that write one again have passed the
         barrier of the item between, and so all have read it.
         """
-        tile = self.smem.at[lax.rem(item, 2)]
-        tile.transpose((1, 0))[...] = outputs
+        tile = self.smem.at[buffer]
+        tile[...] = outputs
         plgpu.commit_smem()
         rows = self.written[0].at[:, *self.place.heads, self.place.columns]
         store_rows(rows, tile, self._rows_of(item))

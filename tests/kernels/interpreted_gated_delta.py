@@ -1,7 +1,6 @@
 """The Mosaic kernels of the gated delta rule on the CPU: models of what the interpreter lacks.
 
-The functions that emit MLIR, and accumulators that start with a sum, are replaced; everything else
-is interpreted as it is.
+The functions that emit MLIR are replaced; everything else is interpreted as it is.
 """
 
 import contextlib
@@ -96,17 +95,6 @@ def store_transposed(ref, value) -> None:
     ref[...] = value.T
 
 
-def add_products(sums, pairs):
-    def multiply(*accs):
-        for acc, (left, right) in zip(accs, pairs, strict=True):
-            plgpu.wgmma(acc, left, right)
-        return [acc[...] for acc in accs]
-
-    accs = [plgpu.WGMMAAccumulatorRef(x.shape, jnp.float32) for x in sums]
-    found = pl.run_scoped(multiply, *accs)
-    return [x + y for x, y in zip(sums, found, strict=True)]
-
-
 @contextlib.contextmanager
 def interpreting_gated_delta(monkeypatch: Any):
     """The kernels of the gated delta rule that are traced inside run on the CPU."""
@@ -114,8 +102,6 @@ def interpreting_gated_delta(monkeypatch: Any):
         monkeypatch.setattr(intra_chunk, name, globals()[name])
     for name in ("store_rows", "copy_rows", "copy_gates", "load_transposed", "store_transposed"):
         monkeypatch.setattr(inter_chunk, name, globals()[name])
-    monkeypatch.setattr(inter_chunk, "_read", lambda acc, _: acc[...])
-    monkeypatch.setattr(inter_chunk, "_add_products", add_products)
     monkeypatch.setattr(plgpu, "set_max_registers", lambda *_, **__: None)
     with interpreting(monkeypatch):
         yield
