@@ -30,6 +30,7 @@ from bench.decode_step import __main__ as decode_step
 from bench.decode_step import breakdown as step_breakdown
 from bench.kernels import (
     cost_model,
+    run_delta,
     run_experts,
     run_peers,
     run_products,
@@ -165,6 +166,7 @@ PAGES: dict[str, Page] = {
             "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
             "kernels_peers": Section("Comparison with other libraries", run_peers.table),
             "kernels_sweep": Section("With and without relay", _rows(sweep.COLUMNS), sweep.draw),
+            "kernels_delta": Section("Gated delta rule of a layer", _rows(run_delta.COLUMNS)),
             "kernels_costs": Section("Cost model of the work items", _rows(cost_model.COLUMNS)),
         },
     ),

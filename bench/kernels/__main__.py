@@ -7,6 +7,7 @@
     python -m bench.kernels --experts          # experts of a layer, compared with JAX and torch
     python -m bench.kernels --experts --quantization fp8
     python -m bench.kernels --sums             # the sum over all devices, residual and norm
+    python -m bench.kernels --delta            # the gated delta rule, compared with fla
     python -m bench.kernels --small --backend xla
 
 A run on a GPU saves each row in bench/results/; with ``--only`` or ``--small`` only if ``--json``
@@ -24,6 +25,7 @@ from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES
 from bench.kernels.cases.experts import SCHEMES
 from bench.kernels.result_file import ResultFile
+from bench.kernels.run_delta import run_delta
 from bench.kernels.run_experts import run_experts
 from bench.kernels.run_peers import run_peers, run_torch
 from bench.kernels.run_products import run_products
@@ -50,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     )
     which.add_argument(
         "--sums", action="store_true", help="sum over all devices, residual sum and norm"
+    )
+    which.add_argument(
+        "--delta", action="store_true", help="gated delta rule: decode steps and prompts"
     )
     p.add_argument(
         "--tune",
@@ -82,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser().error("--png is the map of --sweep")
     # Before this process allocates device memory.
     torch_half = run_torch(options) if options.peers else (None, [])
-    modes = ("sweep", "peers", "products", "experts", "sums")
+    modes = ("sweep", "peers", "products", "experts", "sums", "delta")
     stem = "_".join(["kernels", *(mode for mode in modes if getattr(options, mode))])
     stem += f"_{options.quantization}" if options.quantization else ""
     if options.backend not in ("auto", "mosaic"):
@@ -100,6 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
         bad = run_products(options, results)
     elif options.sums:
         bad = run_sums(options, results)
+    elif options.delta:
+        bad = run_delta(options, results)
     elif options.experts:
         bad = run_experts(options, results)
     else:

@@ -13,7 +13,15 @@ import pytest
 from bench import report
 from bench.ceilings import Ceilings
 from bench.kernels import __main__ as kernels
-from bench.kernels import cost_model, run_experts, run_peers, run_products, run_table, sweep
+from bench.kernels import (
+    cost_model,
+    run_delta,
+    run_experts,
+    run_peers,
+    run_products,
+    run_table,
+    sweep,
+)
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases.attention import Case, Target, make_inputs
 from bench.kernels.cases.table import small_cases, table_cases
@@ -30,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled_random_numbers")
 @pytest.fixture(autouse=True)
 def _ceilings(monkeypatch):
     """Measuring them takes seconds."""
-    for module in (run_experts, run_products, run_table, sweep, run_peers):
+    for module in (run_delta, run_experts, run_products, run_table, sweep, run_peers):
         monkeypatch.setattr(module, "measure_ceilings", lambda: Ceilings(copy=4e9, matmul=1e12))
 
 
@@ -67,6 +75,33 @@ def test_experts_are_checked_and_shown(tmp_path):
     assert [row["case"] for row in rows] == ["small, 1 rows", "small, 24 rows"]
     assert all(math.isfinite(row["plain_us"] + row["ragged_dot_us"]) for row in rows)
     assert "| small, 24 rows |" in report.render(tmp_path)["experts"]
+
+
+@pytest.mark.thorough
+def test_the_gated_delta_rule_is_checked_and_shown(tmp_path):
+    path = tmp_path / "kernels_delta.json"
+    assert kernels.main(["--delta", "--small", f"--json={path}"]) == 0
+    rows = load(path)["rows"]
+    assert [row["case"] for row in rows] == ["decode, 3 sequences", "prefill, 2 x 100 tokens"]
+    assert all(row["relative_error"] < 1e-5 and math.isfinite(row["us"]) for row in rows)
+    assert math.isfinite(rows[0]["of_copy"])
+    assert "| prefill, 2 x 100 tokens |" in report.render(tmp_path)["attention"]
+
+
+def test_a_wrong_gated_delta_rule_is_said(monkeypatch):
+    right, calls = run_delta.base.gated_delta, []
+
+    def wrong(q, k, v, decay, beta, layer, rows):
+        """The reference fills the tails and computes the step first; the third one is checked."""
+        out, layer = right(q, k, v, decay, beta, layer, rows)
+        calls.append(len(q))
+        return (out if len(calls) < 3 else 1.02 * out), layer
+
+    monkeypatch.setattr(run_delta.base, "gated_delta", wrong)
+    results = ResultFile(None, {})
+    options = kernels.parser().parse_args(["--delta", "--small", "--only=decode"])
+    assert run_delta.run_delta(options, results) == 1
+    assert "wrong result, relative error 2" in results.rows[0]["failed"]
 
 
 @pytest.mark.thorough
