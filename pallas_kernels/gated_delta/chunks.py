@@ -8,8 +8,9 @@ state at the end of a page that a decode step completes is computed by the same 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
-from rjax.pallas_kernels.gated_delta.inter_chunk import inter_chunk, states_after_pages
+from rjax.pallas_kernels.gated_delta.inter_chunk import inter_chunk
 from rjax.pallas_kernels.gated_delta.intra_chunk import intra_chunk, intra_chunk_states
+from rjax.pallas_kernels.gated_delta.page_end_states import states_after_pages
 from rjax.pallas_kernels.gated_delta.page_rows import PAGE_SIZE
 from rjax.pallas_kernels.gated_delta.states import LayerStates, StateRows
 

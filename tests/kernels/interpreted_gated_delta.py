@@ -13,7 +13,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.scipy.linalg import solve_triangular
 
-from rjax.pallas_kernels.gated_delta import inter_chunk, intra_chunk
+from rjax.pallas_kernels.gated_delta import (
+    inter_chunk,
+    intra_chunk,
+    page_end_states,
+    state_step,
+)
 
 S = 64
 
@@ -100,8 +105,11 @@ def interpreting_gated_delta(monkeypatch: Any):
     """The kernels of the gated delta rule that are traced inside run on the CPU."""
     for name in ("gather_rows", "await_rows", "gather_gates", "clear_padding", "invert_unit_lower"):
         monkeypatch.setattr(intra_chunk, name, globals()[name])
-    for name in ("store_rows", "copy_rows", "copy_gates", "load_transposed", "store_transposed"):
+    for name in ("store_rows", "copy_rows", "copy_gates"):
         monkeypatch.setattr(inter_chunk, name, globals()[name])
+    monkeypatch.setattr(state_step, "load_transposed", load_transposed)
+    for module in (inter_chunk, page_end_states):
+        monkeypatch.setattr(module, "store_transposed", store_transposed)
     monkeypatch.setattr(plgpu, "set_max_registers", lambda *_, **__: None)
     with interpreting(monkeypatch):
         yield
