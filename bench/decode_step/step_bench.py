@@ -67,7 +67,15 @@ def step_shape(
     )
     has_state = tuple([model.is_linear(layer) for layer in range(model.num_layers)])
     groups = with_states(one_group(has_state.count(False)), has_state)
-    return StepShape(rows, case.batch, -(-longest // page_size), page_size, groups, (plan,))
+    return StepShape(
+        rows,
+        case.batch,
+        -(-longest // page_size),
+        page_size,
+        groups,
+        (plan,),
+        one_row_each=groups.num_state_layers > 0,
+    )
 
 
 class Bench:
@@ -184,7 +192,9 @@ class Bench:
     def _state_rows(self, shape: StepShape) -> StateRows:
         """Every row goes on from a state of its own; rows are at all places of their pages."""
         B, S = shape.seqs, self.page_size
-        rows = empty_state_rows(rows=shape.rows, seqs=B, page_size=S, one_row_each=True)
+        rows = empty_state_rows(
+            rows=shape.rows, seqs=B, page_size=S, one_row_each=shape.one_row_each
+        )
         every = np.arange(B, dtype=np.int32)
         table = np.stack([every, every + B], 1)
         start = S + every * max(1, S // B) % S

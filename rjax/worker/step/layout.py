@@ -32,7 +32,9 @@ class PackedLayout:
     def pack(self, step_input: StepInput) -> Int[np.ndarray, " Z"]:
         """All leaves, one after the other, each at an aligned offset."""
         packed = np.zeros(self.size, np.int32)
-        for start, leaf in zip(self._starts, jax.tree.leaves(step_input), strict=True):
+        leaves = zip(self._starts, self._shapes, jax.tree.leaves(step_input), strict=True)
+        for start, shape, leaf in leaves:
+            assert leaf.shape == shape, (leaf.shape, shape)
             packed[start : start + leaf.size] = np.ravel(leaf)
         return packed
 
