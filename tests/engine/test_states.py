@@ -226,56 +226,67 @@ def test_prompt_logprobs_are_those_of_a_whole_prompt():
 
 
 @pytest.mark.thorough
-def test_nothing_reads_what_no_sequence_owns(alone):
-    """States, and the tails of slots, that no sequence owns are NaN before every step."""
+@pytest.mark.parametrize("rounds", [40, pytest.param(4000, marks=pytest.mark.slow)])
+def test_nothing_reads_what_no_sequence_owns(alone, rounds):
+    """Pages, states and tails of slots that no sequence owns are NaN before every step."""
     served = engine(num_states=7, num_pages=24, max_num_batched_tokens=16)
     draw = np.random.default_rng(11)
-    requests = {}
 
     @jax.jit
-    def poisoned(states, free, slots):
-        """The states with NaN where these flags are set."""
+    def poisoned(arrays, free_pages, free_states, free_slots):
+        """The arrays of the worker with NaN where these flags are set."""
 
         def fill(pool, flags):
             return jnp.where(flags.reshape(-1, *[1] * (pool.ndim - 1)), jnp.nan, pool)
 
-        of_pages = "states", "conv_ends"
-        return [
-            LayerStates(
-                **{
-                    field.name: fill(
-                        getattr(layer, field.name), free if field.name in of_pages else slots
-                    )
-                    for field in dataclasses.fields(layer)
-                }
-            )
-            for layer in states
-        ]
+        def of(field):
+            return free_states if field in ("states", "conv_ends") else free_slots
+
+        return dataclasses.replace(
+            arrays,
+            k_pages=[fill(pool, free_pages) for pool in arrays.k_pages],
+            v_pages=[fill(pool, free_pages) for pool in arrays.v_pages],
+            states=[
+                LayerStates(
+                    **{
+                        field.name: fill(getattr(layer, field.name), of(field.name))
+                        for field in dataclasses.fields(layer)
+                    }
+                )
+                for layer in arrays.states
+            ],
+        )
+
+    def flags(blocks):
+        found = np.zeros(blocks.num_pages, bool)
+        found[list(blocks._free)] = True
+        return found
 
     def poison():
         arrays, scheduler = served._worker._state.arrays, served._scheduler
-        blocks = scheduler.states.blocks
-        free = np.ones(7, bool)
-        free[[*blocks._cached, *[p for p in range(7) if blocks.references(p)]]] = False
         slots = np.ones(len(arrays.states[0].recent), bool)
         slots[[s.slot for s in scheduler.running]] = False
-        states = poisoned(arrays.states, free, slots)
-        served._worker._state.arrays = dataclasses.replace(arrays, states=states)
+        states = flags(scheduler.states.blocks)
+        served._worker._state.arrays = poisoned(arrays, flags(served._blocks), states, slots)
 
-    done = {}
-    for number in range(40):
-        if number < 25 and draw.random() < 0.7:
+    asked, steps = {}, 0
+    for number in range(rounds):
+        if draw.random() < 0.4:
             cut = int(draw.integers(1, 50))
-            prompt = PROMPTS[int(draw.integers(0, 3))][:cut] or [4]
-            requests[str(number)] = prompt
-            served.add_request(str(number), prompt, GREEDY)
+            asked[str(number)] = PROMPTS[int(draw.integers(0, 3))][:cut] or [4]
+            served.add_request(str(number), asked[str(number)], GREEDY)
+        if draw.random() < 0.02:
+            served.reset_prefix_cache()
         for _ in range(int(draw.integers(1, 5))):
             poison()
-            done |= {output.request_id: output for output in served.step() if output.finished}
+            steps += 1
+            for output in served.step():
+                if output.finished:
+                    assert said(output) == alone(asked.pop(output.request_id))
             check(served)
-    done |= run_checked(served)
-    for name, prompt in requests.items():
-        assert said(done[name]) == alone(prompt)
+    for name, output in run_checked(served).items():
+        assert said(output) == alone(asked.pop(name))
+    assert not asked and steps > 2 * rounds
     served.close()
 
 
