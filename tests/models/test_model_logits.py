@@ -33,7 +33,7 @@ def test_goldens_are_small_and_say_who_made_them():
 
     assert size_of("quantised") <= 3_000_000
     assert size_of("experts") <= 3_000_000
-    assert size_of("multimodal") <= 3_000_000
+    assert size_of("multimodal") <= 4_000_000
     others = sum(map(size_of, ("quantised", "experts", "families", "multimodal")))
     assert sum(sizes.values()) - others <= 5_000_000
     assert {"torch", "transformers"} <= json.loads((GOLDENS / "versions.json").read_text()).keys()
