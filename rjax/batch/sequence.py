@@ -60,7 +60,7 @@ class Sequence:
         capacity: tokens that its pages can hold.
         states: its state at the end of each page, as a state page; -1 where it holds none.
         num_states_released: leading entries of ``states`` that are -1.
-        num_states_registered: leading entries of ``states`` that the prefix cache knows, or had.
+        num_states_registered: leading entries of ``states`` that were registered if snapshots.
         state_branch: pages behind which the prefix cache had KV and no state when it started.
         num_borrowed: leading pages that other sequences computed; copied before a write.
         num_registered: leading pages in the prefix cache under the keys of this sequence.

@@ -48,6 +48,8 @@ class PageRegistrar:
     def partial_page(self, sequence: Sequence, known: int) -> None:
         """Register its full pages and the tokens after them, up to position ``known``."""
         self.full_pages(sequence)
+        if self.caching and self.states is not None:
+            self.states.register(sequence, last=True)
         number = sequence.num_registered
         start, stop = number * self.blocks.page_size, min(sequence.num_stored, known)
         if self.caching and start < stop and number >= sequence.num_borrowed:

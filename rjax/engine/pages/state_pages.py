@@ -21,9 +21,10 @@ class StatePages:
     """State pages: each holds the states of all such layers at the end of a page of tokens.
 
     A running sequence holds the state at the end of its last full page, which the tokens since then
-    follow. The states at other ends are snapshots for later prompts: where the prefix cache has KV
-    up to there but no state, so that prompts part there, and at every ``stride``-th end. A sequence
-    registers all of them, releases those behind it, and they are evicted like pages.
+    follow. Some are snapshots, which the prefix cache keeps for later prompts: at every
+    ``stride``-th end, where the cache has KV up to there but no state, so that prompts part there,
+    and the last one of a prompt and of a sequence that ends. They are evicted like pages; the
+    others are free once the sequence has gone on.
 
     Args:
         blocks: the state pages.
@@ -114,11 +115,17 @@ class StatePages:
             states[start:stop] = [-1] * (stop - start)
             sequence.num_states_released = stop
 
-    def register(self, sequence: Sequence) -> None:
-        """Register the computed states of a running sequence, whose chain keys are known."""
+    def register(self, sequence: Sequence, *, last: bool = False) -> None:
+        """Register the computed snapshots of a running sequence, whose chain keys are known.
+
+        last: the last state is a snapshot.
+        """
         start = sequence.num_states_registered
         stop = min(sequence.num_computed, sequence.num_known) // self.blocks.page_size
-        for number in range(start, stop):
+        numbers = [n for n in range(start, stop) if self._is_snapshot(sequence, n)]
+        if last and stop:
+            numbers.append(stop - 1)
+        for number in numbers:
             page = sequence.states[number]
             if page >= 0:
                 self._register(sequence.hashes, number, page)
