@@ -1,6 +1,7 @@
 """Every family through the engine: chunks, shared prefixes and preemption change no token."""
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -22,6 +23,7 @@ MULTIMODAL = tuple(json.loads((GOLDENS / "multimodal" / "cases.json").read_text(
 OTHERS = json.loads((GOLDENS / "families" / "cases.json").read_text())
 CASES = sorted([*OTHERS, *LATENT, *MULTIMODAL])
 LENGTH, NEW_TOKENS = 64, 8
+LARGE_HYBRIDS = {"qwen3_next", "qwen3_5_moe"}
 
 pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 
@@ -67,14 +69,18 @@ def few_pages(folder) -> int:
 
 
 def cases():
-    """By default one of each family and relay attention alone: each compiles programs of its own.
-    The goldens of tests/models have all."""
+    """One of each family and relay attention alone: each compiles programs of its own. The goldens
+    of tests/models have all. Text models with towers, and the larger hybrids, are thorough."""
     families = set()
     for name in CASES:
-        family = name.split("_j" if name in LATENT else "_")[0]
+        family = re.split(r"_[a-z]\d", name)[0]
+        dear = folder_of(name).parts[-3] == "multimodal" or family in LARGE_HYBRIDS
         for relay in ("on", "off", "auto"):
-            default = relay == "on" and family not in families
-            yield pytest.param(name, relay, marks=[] if default else pytest.mark.slow)
+            first = relay == "on" and family not in families
+            marks = (
+                [] if first and not dear else pytest.mark.thorough if first else pytest.mark.slow
+            )
+            yield pytest.param(name, relay, marks=marks)
         families.add(family)
 
 

@@ -83,7 +83,7 @@ def ask(served, prompt, name="a", params=GREEDY, **options):
     return run_checked(served)[name]
 
 
-@pytest.mark.sample(2, 4)
+@pytest.mark.sample(1, 5)
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("most", [16, 32, 64])
 @pytest.mark.parametrize("relay", ["on", "off", "auto"])
@@ -124,7 +124,7 @@ def test_a_snapshot_is_kept_where_prompts_part():
     served.close()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"num_states": 4}, {"num_pages": 16}])
 def test_preempted_sequences_say_the_same(alone, options):
     """Four sequences come to the ends of their pages at once, where each needs one more."""

@@ -181,6 +181,7 @@ def test_a_model_without_linear_layers_has_no_sizes_of_them():
     assert models.config_from_dict(QWEN3_5).is_linear(2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 150])
 def test_plain_operations_are_the_recurrence(tokens):
     K, G, H, Y, X = 2, 3, 6, 4, 4
@@ -223,6 +224,7 @@ def test_norms_of_values_have_no_offset():
     assert layer.attention.decay_rate.get_value().dtype == jnp.float32
 
 
+@pytest.mark.thorough
 def test_tensors_that_predict_further_tokens_are_not_loaded(tmp_path):
     folder = write_plain(tmp_path / "plain", QWEN3_NEXT)
     tensors = load_file(folder / "model.safetensors")
@@ -249,6 +251,7 @@ def of_kind(model, part):
     return {path: each for path, each in linears(model).items() if path[-1] == part}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "values"),
     crossed(
@@ -298,6 +301,7 @@ def test_modules_that_the_file_ignores(tmp_path):
         )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("values", [QWEN3_5, QWEN3_5_MOE], ids=["dense", "experts"])
 @pytest.mark.parametrize("name", ["fp8", "int8", "int4"])
 def test_quantised_on_load(tmp_path, values, name):
@@ -316,6 +320,7 @@ def test_quantised_on_load(tmp_path, values, name):
     assert np.isfinite(logits_of(dummy, PROMPTS[3])).all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("values", "scheme"),
     [(QWEN3_5, "awq"), (QWEN3_5, "fp8"), (QWEN3_NEXT, "int4"), (QWEN3_5_MOE, "int8")],
@@ -342,6 +347,7 @@ def test_a_quantised_checkpoint_means_what_the_folder_says(tmp_path, values, sch
         )
 
 
+@pytest.mark.thorough
 def test_scales_are_searched_on_the_stream_of_the_model(tmp_path):
     """Through layers of both kinds; folded scales keep the function."""
     values = QWEN3_5 | {"num_key_value_heads": 4}  # so that the values can be scaled

@@ -179,6 +179,7 @@ def test_experts_are_spread_or_cut(tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_key_heads_of_linear_attention_are_shared(tmp_path):
     """KV heads of attention with a gate are copied beside them."""
     wide = {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "num_attention_heads": 8}

@@ -96,6 +96,7 @@ def test_every_field_of_transformers_has_its_place(family):
             assert known - text.fields.names - {"vision_config", "text_config"} == set()
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize(
     ("name", "field"),
     [
@@ -171,6 +172,7 @@ def test_an_old_file_has_the_text_config_outside(name, tmp_path):
         read(flat | {"is_causal": False})
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("outer", [True, False, None])
 @pytest.mark.parametrize("text", [True, False, None])

@@ -21,6 +21,7 @@ GOLDENS = Path(__file__).parent.parent / "golden" / "multimodal"
 CASES = sorted(json.loads((GOLDENS / "cases.json").read_text()))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_goldens(name):
     compare(GOLDENS, name)
@@ -71,6 +72,7 @@ def _router(**changes):
     return change
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "change"),
     [

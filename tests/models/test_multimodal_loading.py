@@ -56,6 +56,7 @@ def copied(name, tmp_path):
     return Path(shutil.copytree(GOLDENS / "models" / name, tmp_path / name))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_towers_are_neither_read_nor_counted(name, monkeypatch):
     folder = GOLDENS / "models" / name
@@ -106,6 +107,7 @@ def test_the_identity_of_the_weights_is_that_of_the_text(tmp_path):
         assert (models.weights_digest(folder, unused) == before) == same
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "decoder"),
     [
@@ -148,6 +150,7 @@ def test_tied_in_config_json_but_not_in_the_checkpoint(tmp_path):
         load(folder)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "quantization"),
     [
@@ -196,6 +199,7 @@ def rules_of(form):
     return ["transformers", "checkpoint", *(["expressions"] if expressions else [])]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "decoder", "form", "rules"),
     [(*case, rules) for case in QUANTISED for rules in rules_of(case[2])],
@@ -309,6 +313,7 @@ def random_old_checkpoint(folder):
     return source
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("case", "scheme"),
     [
