@@ -12,7 +12,7 @@ mixes: a query, a key and G values.
 """
 
 import dataclasses
-from typing import NamedTuple, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ class StateRows(NamedTuple):
             tail of the slot.
         read_page: page whose state precedes the item's page; NO_PAGE for none, CARRIED where the
             item before computes it.
-        write_page: page that gets the state after a full page; NO_PAGE where nobody wants it.
+        write_page: page that gets the state after a full page; NO_PAGE where it is not kept.
         num_items: how many items there are.
     """
 
@@ -94,6 +94,42 @@ def max_items(rows: int, seqs: int, page_size: int) -> int:
     return min(rows, seqs + max(0, rows - seqs) // page_size + seqs)
 
 
+def state_shapes(
+    heads: tuple[int, int, int, int],
+    *,
+    taps: int,
+    num_states: int,
+    num_slots: int,
+    page_size: int,
+    dtype: DTypeLike,
+) -> LayerStates:
+    """Shapes and dtypes of the states of one layer.
+
+    Args:
+        heads: K, H, G and Y: key heads and their dims, values of each and their dims.
+        taps: tokens that the convolution mixes.
+        num_states: number of state pages.
+        num_slots: slots of sequences.
+        page_size: tokens a page.
+        dtype: dtype of the activations.
+    """
+    (K, H, G, Y), C, S = heads, taps - 1, page_size
+    W = 2 * H + G * Y
+
+    def array(*shape: int, dtype: DTypeLike = dtype) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    return LayerStates(
+        states=array(num_states, K, G, H, Y, dtype=jnp.float32),
+        conv_ends=array(num_states, C, K, W),
+        keys=array(num_slots, K, S, H),
+        values=array(num_slots, K, G, S, Y),
+        updates=array(num_slots, K, G, S, Y),
+        gates=array(num_slots, K, G, 2, S, dtype=jnp.float32),
+        recent=array(num_slots, C, K, W),
+    )
+
+
 def one_sequence(
     tokens: int,
     *,
@@ -114,17 +150,16 @@ def one_sequence(
         dtype: dtype of queries, keys, values and the inputs of the convolution.
         page_size: S, tokens that are computed at once.
     """
-    K, G, H, Y, S = key_heads, values_a_key, key_dim, value_dim, page_size
-    W = 2 * H + G * Y
-    layer = LayerStates(
-        states=jnp.zeros((1, K, G, H, Y), jnp.float32),
-        conv_ends=jnp.zeros((1, taps - 1, K, W), dtype),
-        keys=jnp.zeros((1, K, S, H), dtype),
-        values=jnp.zeros((1, K, G, S, Y), dtype),
-        updates=jnp.zeros((1, K, G, S, Y), dtype),
-        gates=jnp.zeros((1, K, G, 2, S), jnp.float32),
-        recent=jnp.zeros((1, taps - 1, K, W), dtype),
+    S = page_size
+    shapes = state_shapes(
+        (key_heads, key_dim, values_a_key, value_dim),
+        taps=taps,
+        num_states=1,
+        num_slots=1,
+        page_size=S,
+        dtype=dtype,
     )
+    layer = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     first = np.arange(0, tokens, S, dtype=np.int32)
     items = len(first)
     read_page = np.full(items, CARRIED, np.int32)

@@ -157,12 +157,12 @@ class PinnedPrefixes:
                 )
         self._pin(prefix, pages, state)
 
-    def place(self, prefix: PendingPrefix) -> list[int]:
+    def place(self, prefix: PendingPrefix) -> tuple[list[int], bool]:
         """Pin a prefix whose KV comes from elsewhere.
 
         Returns:
-            Indices of the prefix's pages that the caller must fill before the next step; the others
-            were in the cache.
+            Indices of the prefix's pages that the caller must fill before the next step, and
+            whether its state is to be filled too; the others were in the cache.
 
         Raises:
             OutOfMemoryError: running sequences hold the pages.
@@ -174,11 +174,11 @@ class PinnedPrefixes:
         if new is None:
             self._blocks.release(cached)
             raise OutOfMemoryError("the running requests hold the pages; load the prefix later")
-        state = None
+        state, is_new = None, False
         if self._states is not None and prefix.hashes.keys:
-            key = prefix.hashes.keys[-1]
-            state = self._states.pin(key)
-            if state is None:
+            state = self._states.pin(prefix.hashes.keys[-1])
+            is_new = state is None
+            if is_new:
                 state = self._states.place(prefix.hashes)
             if state is None:
                 self._blocks.release([*cached, *new])
@@ -190,7 +190,7 @@ class PinnedPrefixes:
         self._register(prefix, pages)
         self._pin(prefix, pages, state)
         self._blocks.release(pages)
-        return [index for index, page in enumerate(found) if page is None]
+        return [index for index, page in enumerate(found) if page is None], is_new
 
     def drop(self, name: str, *, missing_ok: bool = False) -> None:
         """Unpin a prefix; its pages may be evicted like any other.
@@ -361,9 +361,10 @@ class NamedPrefixes:
         found = 0 if saved.state is None else saved.state.size
         if found != wanted:
             raise InvalidConfigError(f"{path} holds a state of {found} bytes, not {wanted}")
-        new = self.pinned.place(prefix)
+        new, needs_state = self.pinned.place(prefix)
         placed = self.pinned.get(name)
-        if placed.state is not None and saved.state is not None:
+        if needs_state:
+            assert placed.state is not None and saved.state is not None
             worker.write_state(placed.state, saved.state)
         worker.write_pages([placed.pages[index] for index in new], saved.kv[new])
         return placed

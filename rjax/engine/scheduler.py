@@ -377,8 +377,8 @@ class Scheduler:
             while self.states.extend(sequence, sequence.num_tokens) < sequence.num_tokens:
                 if self._preempt_last(sequence) is sequence:
                     return
+            self._groups.set_next_release(sequence)
         self._groups.set_capacity(sequence)
-        self._groups.set_next_release(sequence)
 
     def _copy_on_write(self, sequence: Sequence, number: int) -> bool:
         """Copy a page that others hold before the sequence writes to it.

@@ -26,6 +26,7 @@ from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.experts.base import ExpertsProblem, RouteProblem
 from rjax.pallas_kernels.gated_delta.base import GatedDeltaProblem
+from rjax.pallas_kernels.gated_delta.states import state_shapes
 from rjax.pallas_kernels.gemm.base import LinearProblem
 from rjax.pallas_kernels.kernel import Kernel, Problem
 from rjax.pallas_kernels.layer.base import LayerProblem, PostAttentionProblem
@@ -35,7 +36,6 @@ from rjax.pallas_kernels.residual.peers import Peers
 from rjax.worker.kernels import Choice, Dispatcher
 from rjax.worker.layer_kernels import Pools
 from rjax.worker.operations import DispatchedOperations
-from rjax.worker.pages.states import state_shapes
 from rjax.worker.step.state_rows import empty_state_rows
 
 _PAGE_SIZE = 64  # of the states, where the caller gives none

@@ -9,9 +9,9 @@ from rjax.batch.page_groups import one_group, with_states
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import Decoder, config_from_dict
 from rjax.models.sharding import single_device_mesh
+from rjax.pallas_kernels.gated_delta.states import state_shapes
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
-from rjax.worker.pages.states import state_shapes
 from rjax.worker.step.features import StepFeatures
 from rjax.worker.step.layout import PackedLayout
 from rjax.worker.step.program import compile_step

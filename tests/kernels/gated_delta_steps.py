@@ -27,7 +27,7 @@ class Sizes:
     taps: int = 4
 
     @property
-    def W(self) -> int:  # noqa: N802
+    def mixed_dim(self) -> int:
         return 2 * self.H + self.G * self.Y
 
 
@@ -37,7 +37,7 @@ def empty_states(sizes: Sizes, pages: int, slots: int, dtype=jnp.float32) -> Lay
     def nan(*shape, dtype=dtype):
         return jnp.full(shape, jnp.nan, dtype)
 
-    K, G, H, Y, S, W = sizes.K, sizes.G, sizes.H, sizes.Y, sizes.S, sizes.W
+    K, G, H, Y, S, W = sizes.K, sizes.G, sizes.H, sizes.Y, sizes.S, sizes.mixed_dim
     return LayerStates(
         states=nan(pages, K, G, H, Y, dtype=jnp.float32),
         conv_ends=nan(pages, sizes.taps - 1, K, W),

@@ -36,8 +36,8 @@ def _tokens():
 @functools.cache
 def _inputs():
     rng = np.random.default_rng(7)
-    shapes = [(n, SIZES.K, SIZES.W) for n in LENGTHS]
-    weight = rng.normal(size=(SIZES.K, SIZES.W, SIZES.taps))
+    shapes = [(n, SIZES.K, SIZES.mixed_dim) for n in LENGTHS]
+    weight = rng.normal(size=(SIZES.K, SIZES.mixed_dim, SIZES.taps))
     return [jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes], jnp.asarray(weight)
 
 

@@ -160,8 +160,8 @@ class GroupPages:
         if self.states is not None:
             in_pages = min(map(len, sequence.pages)) * self.blocks.page_size
             self.states.extend(sequence, min(stop, in_pages))
+            self.set_next_release(sequence)
         self.set_capacity(sequence)
-        self.set_next_release(sequence)
         return min(stop, sequence.capacity)
 
     def release(self, sequence: Sequence) -> None:

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
 from jaxtyping import Array, UInt8
 
 from rjax.models import LinearAttentionConfig, ModelConfig
 from rjax.models.layers.parameter import array_bytes
 from rjax.models.sharding import TENSOR_AXIS
-from rjax.pallas_kernels.gated_delta.states import LayerStates
+from rjax.pallas_kernels.gated_delta.states import LayerStates, state_shapes
 
 _SPECS: dict[str, Any] = {
     "states": PartitionSpec(None, TENSOR_AXIS),
@@ -27,42 +26,6 @@ _SPECS: dict[str, Any] = {
 }
 STATES = LayerStates(**_SPECS)
 """How the devices of a mesh share the states: each has those of its own key heads."""
-
-
-def state_shapes(
-    heads: tuple[int, int, int, int],
-    *,
-    taps: int,
-    num_states: int,
-    num_slots: int,
-    page_size: int,
-    dtype: DTypeLike,
-) -> LayerStates:
-    """Shapes and dtypes of the states of one layer.
-
-    Args:
-        heads: K, H, G and Y: key heads and their dims, values of each and their dims.
-        taps: tokens that the convolution mixes.
-        num_states: number of state pages.
-        num_slots: slots of sequences.
-        page_size: tokens a page.
-        dtype: dtype of the activations.
-    """
-    (K, H, G, Y), C, S = heads, taps - 1, page_size
-    W = 2 * H + G * Y
-
-    def array(*shape: int, dtype: DTypeLike = dtype) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    return LayerStates(
-        states=array(num_states, K, G, H, Y, dtype=jnp.float32),
-        conv_ends=array(num_states, C, K, W),
-        keys=array(num_slots, K, S, H),
-        values=array(num_slots, K, G, S, Y),
-        updates=array(num_slots, K, G, S, Y),
-        gates=array(num_slots, K, G, 2, S, dtype=jnp.float32),
-        recent=array(num_slots, C, K, W),
-    )
 
 
 def state_bytes(model: ModelConfig, *, page_size: int, dtype: jnp.dtype) -> tuple[int, int]:
