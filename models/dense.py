@@ -74,7 +74,7 @@ class DenseAttention(HeadsOperations):
         self,
         layer: int,
         mixed: Float[Array, "T K W"],
-        weight: Float[Array, "K W X"],
+        weight: Float[Array, "K X W"],
         decay: Float32[Array, "T K G"],
         beta: Float32[Array, "T K G"],
         key_dim: int,
@@ -89,7 +89,7 @@ class DenseAttention(HeadsOperations):
             values_a_key=G,
             key_dim=key_dim,
             value_dim=(W - 2 * key_dim) // G,
-            taps=weight.shape[-1],
+            taps=weight.shape[1],
             dtype=mixed.dtype,
         )
         convolved, states = causal_conv(mixed, weight, states, rows)

@@ -39,7 +39,7 @@ class GatedDeltaNet(nnx.Module):
             a=(linear.mixed_dim + linear.values_dim) // linear.unit,
         )
         self.ba = Linear("D", "R A B", config, dtype, scheme=UNQUANTISED, a=2)
-        self.conv = parameter("R A X", config, dtype, a=linear.mixed_dim)
+        self.conv = parameter("R X A", config, dtype, a=linear.mixed_dim)
         self.decay_rate = parameter("R B", config, jnp.float32, "zeros")
         self.decay_bias = parameter("R B", config, jnp.float32, "ones")
         self.norm = GatedNorm(config, dtype)

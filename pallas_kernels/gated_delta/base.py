@@ -29,12 +29,13 @@ class GatedDeltaProblem(Problem):
 
             - gated_delta: (q, k, v, decay, beta, `LayerStates`, `StateRows`) to (output,
               `LayerStates`), where q and k are normalised and decay is a logarithm;
-            - causal_conv: (x, weight, `LayerStates`, `StateRows`) to (output, `LayerStates`).
+            - causal_conv: (x, weight, `LayerStates`, `StateRows`) to ((queries, keys, values),
+              `LayerStates`), see `split_mixed`.
 
         key_heads, values_a_key: K and G, on one device.
         key_dim, value_dim: H and Y.
         page_size: S.
-        seqs: B, sequences of the step. A step with as many items as sequences decodes.
+        seqs, items: B and I, sequences and items of the step.
     """
 
     key_heads: int
@@ -43,6 +44,12 @@ class GatedDeltaProblem(Problem):
     value_dim: int
     page_size: int
     seqs: int
+    items: int
+
+    @property
+    def decodes(self) -> bool:
+        """Whether each sequence has one row at most, for which there are as many items."""
+        return self.items == self.seqs
 
 
 def gated_delta(
@@ -160,7 +167,7 @@ def _solved(
 
 def causal_conv(
     x: Float[Array, "T K W"],
-    weight: Float[Array, "K W X"],
+    weight: Float[Array, "K X W"],
     layer: LayerStates,
     rows: StateRows,
 ) -> tuple[Float[Array, "T K W"], LayerStates]:
@@ -169,7 +176,7 @@ def causal_conv(
     Channel by channel, over the X - 1 tokens before a token and the token itself, whose weight is
     the last; in float32. Padding rows get numbers without meaning.
     """
-    T, count = len(x), weight.shape[-1] - 1
+    T, count = len(x), weight.shape[1] - 1
     sequence = jnp.maximum(rows.sequence, 0)
     first_row = jnp.asarray(rows.first_row)
     conv_page = jnp.asarray(rows.conv_page)[:, None, None, None]
@@ -190,9 +197,7 @@ def causal_conv(
 
     every = jnp.arange(T)
     w = weight.astype(jnp.float32)
-    terms = [
-        inputs(every, ago).astype(jnp.float32) * w[..., count - ago] for ago in range(count + 1)
-    ]
+    terms = [inputs(every, ago).astype(jnp.float32) * w[:, count - ago] for ago in range(count + 1)]
     out = jax.nn.silu(sum(reversed(terms[:-1]), terms[-1])).astype(x.dtype)
     last_row = jnp.asarray(rows.last_row)
     slot = jnp.where(last_row >= 0, jnp.asarray(rows.slot), len(layer.recent))
@@ -226,8 +231,8 @@ def _gated_delta(problem: GatedDeltaProblem, *operands: Any) -> Any:
 
 
 def _causal_conv(problem: GatedDeltaProblem, *operands: Any) -> Any:
-    del problem
-    return causal_conv(*operands)
+    x, layer = causal_conv(*operands)
+    return split_mixed(x, problem.key_dim, problem.values_a_key), layer
 
 
 PLAIN_KERNELS = (

@@ -26,7 +26,7 @@ from rjax.models.layers.gated_delta_net import GatedDeltaNet
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.experts.base import RouteProblem
-from rjax.pallas_kernels.gated_delta.base import GatedDeltaProblem, split_mixed
+from rjax.pallas_kernels.gated_delta.base import GatedDeltaProblem
 from rjax.pallas_kernels.gated_delta.states import LayerStates, StateRows
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.gemm.base import LinearProblem
@@ -227,7 +227,7 @@ class DispatchedOperations(Operations):
     def _through_states(
         self,
         mixed: Float[Array, "T K W"],
-        weight: Float[Array, "K W X"],
+        weight: Float[Array, "K X W"],
         decay: Float32[Array, "T K G"],
         beta: Float32[Array, "T K G"],
         key_dim: int,
@@ -246,9 +246,12 @@ class DispatchedOperations(Operations):
             value_dim=(mixed.shape[2] - 2 * key_dim) // values,
             page_size=states.keys.shape[2],
             seqs=rows.slot.shape[0],
+            items=rows.item_row.shape[0],
         )
 
-        def run(operation: str, operands: tuple[Array, ...], shared: PartitionSpec) -> Any:
+        def run(
+            operation: str, operands: tuple[Array, ...], shared: PartitionSpec, out: Any
+        ) -> Any:
             of_operation = dataclasses.replace(problem, operation=operation)
             kernel = self._choose(of_operation).kernel
             assert kernel is not None, "plain JAX takes every problem"
@@ -258,12 +261,13 @@ class DispatchedOperations(Operations):
                 of_operation,
                 (*operands, states, rows),
                 (*specs, STATES, _WHOLE),
-                lambda _: (_HEADS, STATES),
+                lambda _: (out, STATES),
             )
 
-        x, states = run("causal_conv", (mixed, weight), PartitionSpec(TENSOR_AXIS))
-        operands = (*split_mixed(x, key_dim, values), decay, beta)
-        return run("gated_delta", operands, _HEADS)
+        of_heads = (_HEADS,) * 3
+        of_weight = PartitionSpec(TENSOR_AXIS)
+        qkv, states = run("causal_conv", (mixed, weight), of_weight, of_heads)
+        return run("gated_delta", (*qkv, decay, beta), _HEADS, _HEADS)
 
     def add_rms_norm(
         self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm

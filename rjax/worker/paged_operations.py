@@ -152,7 +152,7 @@ class PagedOperations(DispatchedOperations):
         self,
         layer: int,
         mixed: Float[Array, "T K W"],
-        weight: Float[Array, "K W X"],
+        weight: Float[Array, "K X W"],
         decay: Float32[Array, "T K G"],
         beta: Float32[Array, "T K G"],
         key_dim: int,

@@ -103,7 +103,7 @@ class RecordedOperations(DispatchedOperations):
         self,
         layer: int,
         mixed: Float[Array, "T K W"],
-        weight: Float[Array, "K W X"],
+        weight: Float[Array, "K X W"],
         decay: Float32[Array, "T K G"],
         beta: Float32[Array, "T K G"],
         key_dim: int,
@@ -115,7 +115,7 @@ class RecordedOperations(DispatchedOperations):
         values = G, (W - 2 * key_dim) // G
         states = state_shapes(
             (K, key_dim, *values),
-            taps=weight.shape[2],
+            taps=weight.shape[1],
             num_states=1,
             num_slots=1,
             page_size=page_size,
@@ -255,9 +255,9 @@ def _result(kernel: Kernel, problem: Problem, operands: tuple[Any, ...]) -> Any:
         case ExpertsProblem():
             return partial(problem.depth)
         case GatedDeltaProblem(operation="causal_conv"):
-            x, _, states, _ = operands
-            width = x.shape[2]
-            return array(problem.key_heads, width), states
+            K, G, states = problem.key_heads, problem.values_a_key, operands[-2]
+            of_head = array(K, problem.key_dim)
+            return (of_head, of_head, array(K, G, problem.value_dim)), states
         case GatedDeltaProblem():
             values = problem.key_heads, problem.values_a_key, problem.value_dim
             return array(*values), operands[-2]

@@ -55,3 +55,5 @@ def test_states_have_a_mosaic_kernel(rows, seqs):
     step.trace(leaves, state, packed).lower(lowering_platforms=("cuda",))
     chosen = {c.problem.operation: c.kernel.name for c in choices if c.kernel is not None}
     assert chosen["gated_delta"] == "mosaic.gated_delta"
+    conv = "mosaic.causal_conv_step" if shape.one_row_each else "xla.causal_conv"
+    assert chosen["causal_conv"] == conv

@@ -138,9 +138,9 @@ def random_tokens(sizes: Sizes, tokens: int, seed: int, dtype=jnp.float32):
 def convolution(x, weight):
     """silu of the causal convolution of one sequence from its first token on, in float64."""
     x, weight = np.asarray(x, np.float64), np.asarray(weight, np.float64)
-    taps = weight.shape[-1]
+    taps = weight.shape[1]
     padded = np.concatenate([np.zeros((taps - 1, *x.shape[1:])), x])
-    out = sum(padded[i : i + len(x)] * weight[..., i] for i in range(taps))
+    out = sum(padded[i : i + len(x)] * weight[:, i] for i in range(taps))
     return out / (1 + np.exp(-out))
 
 

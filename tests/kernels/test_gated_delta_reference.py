@@ -37,7 +37,7 @@ def _tokens():
 def _inputs():
     rng = np.random.default_rng(7)
     shapes = [(n, SIZES.K, SIZES.mixed_dim) for n in LENGTHS]
-    weight = rng.normal(size=(SIZES.K, SIZES.mixed_dim, SIZES.taps))
+    weight = rng.normal(size=(SIZES.K, SIZES.taps, SIZES.mixed_dim))
     return [jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes], jnp.asarray(weight)
 
 

@@ -187,7 +187,7 @@ def test_plain_operations_are_the_recurrence(tokens):
     K, G, H, Y, X = 2, 3, 6, 4, 4
     draw = np.random.default_rng(tokens)
     mixed = draw.normal(size=(tokens, K, 2 * H + G * Y))
-    weight = draw.normal(size=(K, 2 * H + G * Y, X))
+    weight = draw.normal(size=(K, X, 2 * H + G * Y))
     decay = -draw.uniform(0.001, 1.5, (tokens, K, G))
     beta = draw.uniform(0, 1, (tokens, K, G))
     q, k, v = np.split(convolution(mixed, weight), [H, 2 * H], -1)
@@ -213,7 +213,7 @@ def test_operations_without_states_say_so():
 
     rows = jnp.zeros((1, 1, 1))
     with pytest.raises(NotImplementedError, match="Without has no states of linear attention"):
-        Without().gated_delta(0, jnp.zeros((1, 1, 3)), jnp.zeros((1, 3, 4)), rows, rows, 1)
+        Without().gated_delta(0, jnp.zeros((1, 1, 3)), jnp.zeros((1, 4, 3)), rows, rows, 1)
 
 
 def test_norms_of_values_have_no_offset():
