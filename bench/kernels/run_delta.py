@@ -13,6 +13,7 @@ import os
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ def run_delta(options: argparse.Namespace, results: ResultFile) -> int:
         "matmul_flop_per_s": ceilings.matmul,
     }
     bad = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # lower and compile; nothing is timed
+        prepared = dict(zip(cases, pool.map(_prepared, cases), strict=True))
+    print(f"compiled and checked after {time.monotonic() - start:.0f} s", flush=True)
     for case in cases:
         row: dict[str, Any] = {"case": case.name, "fla_us": fla_us.get(case.name)}
         if time.monotonic() - start > options.seconds:
@@ -62,7 +66,7 @@ def run_delta(options: argparse.Namespace, results: ResultFile) -> int:
             bad += 1
             continue
         try:
-            row |= _run(case, ceilings)
+            row |= _run(case, prepared[case], ceilings)
         except Exception as error:
             row["failed"] = reason(error)
         bad += "failed" in row
@@ -71,21 +75,41 @@ def run_delta(options: argparse.Namespace, results: ResultFile) -> int:
     return bad
 
 
-def _run(case: DeltaCase, ceilings: Ceilings) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The relative error of a case, and its timed programs; or why there are none.
+
+    Attributes:
+        chains: of the kernel, and of that without page ends.
+    """
+
+    error: float = float("nan")
+    chains: tuple[Any, ...] = ()
+    failed: Exception | None = None
+
+
+def _prepared(case: DeltaCase) -> _Prepared:
+    on_gpu = jax.default_backend() == "gpu"
+    kernel = mosaic.gated_delta if on_gpu else base.gated_delta
+    kernels = (kernel, gated_delta_decode) if on_gpu and case.decodes else (kernel,)
+    try:
+        return _Prepared(_error(case, kernel), tuple(_chain(case, each) for each in kernels))
+    except Exception as error:
+        return _Prepared(failed=error)
+
+
+def _run(case: DeltaCase, prepared: _Prepared, ceilings: Ceilings) -> dict[str, Any]:
+    if prepared.failed is not None:
+        raise prepared.failed
     floor = ceilings.seconds(case.moved, case.flops)
-    row: dict[str, Any] = {"floor_us": 1e6 * floor}
-    kernel = mosaic.gated_delta if jax.default_backend() == "gpu" else base.gated_delta
-    row["relative_error"] = _error(case, kernel)
-    print(f"{case.name}: relative error {row['relative_error']:.2g}", flush=True)
-    if not row["relative_error"] < _LARGEST_ERROR:
-        raise ValueError(f"wrong result, relative error {row['relative_error']:.1e}")
-    row["us"] = 1e6 * _seconds(case, kernel)
-    if not case.decodes:
-        return row
-    row["of_copy"] = 1e6 * case.moved / ceilings.copy / row["us"]
-    if kernel is mosaic.gated_delta:
-        row["decode_us"] = 1e6 * _seconds(case, gated_delta_decode)
-        row["of_copy_decode"] = 1e6 * case.moved / ceilings.copy / row["decode_us"]
+    row: dict[str, Any] = {"floor_us": 1e6 * floor, "relative_error": prepared.error}
+    if not prepared.error < _LARGEST_ERROR:
+        raise ValueError(f"wrong result, relative error {prepared.error:.1e}")
+    for chain, suffix in zip(prepared.chains, ("", "_decode"), strict=False):
+        us = 1e6 * _seconds(case, chain)
+        row["decode_us" if suffix else "us"] = us
+        if case.decodes:
+            row["of_copy" + suffix] = 1e6 * case.moved / ceilings.copy / us
     return row
 
 
@@ -105,31 +129,48 @@ def _error(case: DeltaCase, kernel: Any) -> float:
     return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in arrays)
 
 
-def _seconds(case: DeltaCase, kernel: Any) -> float:
-    """Seconds of one call in a chain of calls over the layers.
+_CONV = ("conv_ends", "recent")
+"""Arrays of `LayerStates` that the gated delta rule leaves alone."""
 
-    The program takes few arrays, so that it runs longer than its dispatch.
+
+def _chain(case: DeltaCase, kernel: Any) -> Any:
+    """The compiled program of a chain of calls over the layers, one after the other.
+
+    It takes few arrays, so that it runs longer than its dispatch.
     """
-    keys = jax.random.split(jax.random.key(0), 2 * case.layers)
-    sets = 1 if case.decodes else case.layers  # of rows; those of a decode step are few
-    operands = [jax.jit(case.operands)(key) for key in keys[:sets]]
-    layers = [jax.jit(case.layer)(key) for key in keys[case.layers :]]
-    rest = {name: getattr(layers[0], name) for name in ("conv_ends", "recent")}
     once = jax.jit(kernel)  # lowered once
 
     @functools.partial(jax.jit, donate_argnums=1)
-    def chain(operands: Any, arrays: Any, rows: Any, rest: Any) -> Any:  # one after the other
+    def chain(operands: Any, arrays: Any, rows: Any, rest: Any) -> Any:
         out, arrays = None, list(arrays)
         for i in range(case.rounds * case.layers):
             n = i % case.layers
-            out, layer = once(*operands[i % sets], LayerStates(**arrays[n], **rest), rows)
+            out, layer = once(*operands[i % len(operands)], LayerStates(**arrays[n], **rest), rows)
             arrays[n] = {name: getattr(layer, name) for name in arrays[n]}
         return out, arrays
 
-    names = [field.name for field in dataclasses.fields(layers[0]) if field.name not in rest]
-    box = [[{name: getattr(layer, name) for name in names} for layer in layers]]
-    rows = jax.tree.map(jnp.asarray, case.step())
-    del layers
+    return chain.lower(*jax.eval_shape(lambda: _arguments(case))).compile()
+
+
+def _arguments(case: DeltaCase) -> tuple[Any, ...]:
+    """The arguments of `_chain`; those of a prompt have rows of their own in each layer."""
+    keys = jax.random.split(jax.random.key(0), 2 * case.layers)
+    sets = 1 if case.decodes else case.layers  # of rows; those of a decode step are few
+    operands = [jax.jit(case.operands)(key) for key in keys[:sets]]
+    arrays, rest = [], {}
+    for key in keys[case.layers :]:
+        layer = jax.jit(case.layer)(key)
+        of_layer = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
+        rest = {name: of_layer.pop(name) for name in _CONV}
+        arrays.append(of_layer)
+    return operands, arrays, jax.tree.map(jnp.asarray, case.step()), rest
+
+
+def _seconds(case: DeltaCase, chain: Any) -> float:
+    """Seconds of one call."""
+    operands, arrays, rows, rest = _arguments(case)
+    box = [arrays]
+    del arrays
 
     def run() -> Any:
         out, box[0] = chain(operands, box[0], rows, rest)
