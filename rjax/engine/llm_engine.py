@@ -23,6 +23,7 @@ from rjax.engine.live_requests import LiveRequests
 from rjax.engine.named_prefixes import SHARED_PREFIX, NamedPrefixes
 from rjax.engine.pages.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.pages.host_pool import HostPool
+from rjax.engine.pages.state_pool import StatePool
 from rjax.engine.parts import EngineParts
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.protocol import Engine, KeepAs, NamedPrefix
@@ -65,7 +66,7 @@ class LLMEngine(Closable, Engine):
         check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len, pool.windows)
         self._kv_events = KvEventStream(config.cache, parts.identity)
         self._blocks = BlockManager(pool.num_pages, self._page_size, self._kv_events.log)
-        states = pool.states and BlockManager(pool.states.num_states, self._page_size)
+        states = pool.states and StatePool(pool.states.num_states, self._blocks)
         self._scheduler = Scheduler(
             self._blocks,
             limits=parts.limits,
@@ -289,9 +290,9 @@ class LLMEngine(Closable, Engine):
 
     def reset_prefix_cache(self) -> None:
         self._check_open()
-        self._blocks.forget_cached()
         if self._scheduler.states is not None:
-            self._scheduler.states.blocks.forget_cached()
+            self._scheduler.states.pool.forget_cached()
+        self._blocks.forget_cached()
 
     def pinned_pages(self) -> list[int]:
         """Pages held by shared prefixes, once for each that holds them."""

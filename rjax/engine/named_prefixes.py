@@ -101,7 +101,7 @@ class PinnedPrefixes:
         new -= len(pinned.intersection(self._find(prefix, partial=False)))
         if self._states is not None and prefix.hashes.keys:
             held = {other.state for other in others if other.state is not None}
-            total = self._states.blocks.num_pages
+            total = self._states.pool.num_states
             if total - len(held) - 1 < STATES_OF_A_SEQUENCE:
                 raise OutOfMemoryError(
                     f"there are {total} states, of which {len(held) + 1} would be pinned; a "
@@ -179,7 +179,7 @@ class PinnedPrefixes:
             state = self._states.pin(prefix.hashes.keys[-1])
             is_new = state is None
             if is_new:
-                state = self._states.place(prefix.hashes)
+                state = self._states.pool.allocate()
             if state is None:
                 self._blocks.release([*cached, *new])
                 raise OutOfMemoryError(
@@ -188,6 +188,8 @@ class PinnedPrefixes:
         rest = iter(new)
         pages = [next(rest) if page is None else page for page in found]
         self._register(prefix, pages)
+        if self._states is not None and state is not None and is_new:
+            self._states.pool.register(state, prefix.hashes, len(prefix.hashes.keys) - 1)
         self._pin(prefix, pages, state)
         self._blocks.release(pages)
         return [index for index, page in enumerate(found) if page is None], is_new
@@ -205,7 +207,7 @@ class PinnedPrefixes:
         self._blocks.release(prefix.pages)
         if prefix.state is not None:
             assert self._states is not None
-            self._states.blocks.release([prefix.state])
+            self._states.pool.release([prefix.state])
 
     def _register(self, prefix: PendingPrefix, pages: list[int]) -> None:
         """Enter pages that hold a prefix into the prefix cache.

@@ -17,6 +17,7 @@ from rjax.engine.pages.host_pool import HostPool
 from rjax.engine.pages.matcher import PrefixMatch, PrefixMatcher
 from rjax.engine.pages.registrar import PageRegistrar
 from rjax.engine.pages.state_pages import StatePages
+from rjax.engine.pages.state_pool import StatePool
 from rjax.engine.pages.swapper import Swapper
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.schedule import Schedule, StepBuilder
@@ -68,7 +69,7 @@ class Scheduler:
         host: HostPool | None = None,
         cost: PreemptionCost | None = None,
         windows: tuple[int | None, ...] = (None,),
-        states: BlockManager | None = None,
+        states: StatePool | None = None,
         snapshot_pages: int = 1,
     ) -> None:
         self.blocks = blocks
@@ -114,7 +115,7 @@ class Scheduler:
         """Choose the next step; its tokens count as computed from now on."""
         self.blocks.begin_step()
         if self.states is not None:
-            self.states.blocks.begin_step()
+            self.states.pool.begin_step()
         if (victim := self._shares.arrange(self.running)) is not None:
             self.preempt(victim)
         step = StepBuilder(self._limits)

@@ -90,9 +90,11 @@ def _check_states(engine: LLMEngine) -> None:
     held = {s: [page for page in s.states if page >= 0] for s in running}
     owners = Counter(page for pages in held.values() for page in pages)
     owners.update(p.state for p in engine._prefixes.pinned.all() if p.state is not None)
-    blocks = states.blocks
-    assert all(blocks.references(p) == owners[p] for p in range(blocks.num_pages))
-    assert blocks.counts().used == len(owners)
+    pool, counts = states.pool, states.pool.counts()
+    assert all(pool.references(p) == owners[p] for p in range(pool.num_states))
+    assert counts.used == len(owners)
+    assert counts.free + counts.used + counts.cached == counts.total
+    assert counts.free == len(set(pool._free))
     for s in running:
         computed = s.num_computed // S
         assert len(s.states) in (computed, computed + 1)
@@ -104,9 +106,33 @@ def _check_states(engine: LLMEngine) -> None:
         writes = [page for page in s.states[s.num_states_registered :] if page >= 0]
         assert all(owners[page] == 1 for page in writes), "a state has two writers"
         shared = [page for page in held[s] if owners[page] > 1]
-        assert all(blocks._index.content(page) is not None for page in shared)
+        assert all(pool.is_snapshot(page) for page in shared)
+    _check_snapshots(engine)
     for s in [*engine._scheduler.waiting, *engine._scheduler.swapped]:
         assert not s.states
+
+
+def _check_snapshots(engine: LLMEngine) -> None:
+    """Every page before a snapshot is in the prefix cache; every state page that is neither free
+    nor owned is a snapshot, and only a snapshot may be evicted."""
+    pages, pool = engine._blocks, engine._scheduler.states.pool
+    tree = pool._tree
+    leads = set()
+    for state in tree:
+        assert state not in pool._free
+        node = tree._nodes[tree.key(state)]
+        assert tree.find(node.key) == state
+        while node is not None:
+            page = pages.find(node.key)
+            assert page is not None, "a page before a snapshot is gone"
+            before = b"" if node.parent is None else node.parent.key
+            parent = pages._index.content(page).parent
+            assert parent == before or not before, "another chain"
+            leads.add(node.key)
+            node = node.parent
+    assert leads == tree._nodes.keys(), "a node leads to no snapshot"
+    assert {s for s in tree if not pool.references(s)} == pool._cached.keys()
+    assert engine.config.cache.enable_prefix_caching or not leads
 
 
 def all_groups(engine: LLMEngine, s: Sequence) -> list[list[int]]:

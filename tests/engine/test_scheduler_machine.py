@@ -170,7 +170,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine._scheduler.host.num_used == 0
         if self.has_states:
             pinned = {p.state for p in self.engine.prefixes()} - {None}
-            assert self.engine._scheduler.states.blocks.counts().used == len(pinned)
+            assert self.engine._scheduler.states.pool.counts().used == len(pinned)
 
 
 TestEngineMachine = EngineMachine.TestCase

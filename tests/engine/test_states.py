@@ -186,7 +186,7 @@ def test_a_named_prefix_holds_its_state(alone, tmp_path):
     served.drop_prefix("manual")
     check(served)
     served.reset_prefix_cache()
-    assert served._scheduler.states.blocks.counts().used == 0
+    assert served._scheduler.states.pool.counts().used == 0
     served.close()
 
     other = engine(max_num_batched_tokens=32)
@@ -257,16 +257,16 @@ def test_nothing_reads_what_no_sequence_owns(alone, rounds):
             ],
         )
 
-    def flags(blocks):
-        found = np.zeros(blocks.num_pages, bool)
-        found[list(blocks._free)] = True
+    def flags(pool):
+        found = np.zeros(pool.counts().total, bool)
+        found[list(pool._free)] = True
         return found
 
     def poison():
         arrays, scheduler = served._worker._state.arrays, served._scheduler
         slots = np.ones(len(arrays.states[0].recent), bool)
         slots[[s.slot for s in scheduler.running]] = False
-        states = flags(scheduler.states.blocks)
+        states = flags(scheduler.states.pool)
         served._worker._state.arrays = poisoned(arrays, flags(served._blocks), states, slots)
 
     asked, steps = {}, 0

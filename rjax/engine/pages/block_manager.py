@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rjax.batch.page_groups import pages_held
 from rjax.batch.page_hash import is_chain_key
@@ -37,6 +37,9 @@ class BlockManager:
         num_pages: number of pages in the pool.
         page_size: tokens a page.
         events: where to note full pages that enter and leave the cache; None notes nothing.
+
+    Attributes:
+        on_forget: called with the key of each full page that leaves the cache; None calls nothing.
     """
 
     def __init__(self, num_pages: int, page_size: int, events: EventLog | None = None) -> None:
@@ -51,6 +54,7 @@ class BlockManager:
         self._pending: dict[bytes, object] = {}
         self._new: set[int] = set()
         self._events = events
+        self.on_forget: Callable[[bytes], None] | None = None
 
     @property
     def num_available(self) -> int:
@@ -222,6 +226,8 @@ class BlockManager:
         if key is not None:
             del self._page_of[key]
             self._key_of[page] = None
+            if self.on_forget is not None:
+                self.on_forget(key)
             if self._events is not None and is_chain_key(key):
                 self._events.removed(key)
 
