@@ -64,9 +64,11 @@ class LLMEngine(Closable, Engine):
         self._worker: StepWorker = parts.worker
         pool, self._page_size = parts.worker.pool, config.cache.page_size
         check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len, pool.windows)
-        self._kv_events = KvEventStream(config.cache, parts.identity)
-        self._blocks = BlockManager(pool.num_pages, self._page_size, self._kv_events.log)
-        states = pool.states and StatePool(pool.states.num_states, self._blocks)
+        has_states = pool.states is not None
+        self._kv_events = KvEventStream(config.cache, parts.identity, has_states=has_states)
+        events = self._kv_events.log
+        self._blocks = BlockManager(pool.num_pages, self._page_size, events)
+        states = pool.states and StatePool(pool.states.num_states, self._blocks, events)
         self._scheduler = Scheduler(
             self._blocks,
             limits=parts.limits,

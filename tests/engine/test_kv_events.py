@@ -1,19 +1,22 @@
 """KV events, read over ZeroMQ by a reader that knows only vLLM's wire format."""
 
+import contextlib
 import hashlib
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
 import pytest
 import zmq
 
+from rjax.batch.step_worker import StatePoolSize
 from rjax.config import CacheSettings
 from rjax.config.kv_events import KvEventsConfig
 from rjax.engine.kv_events import publisher
-from rjax.engine.kv_events.event_log import Removed, Stored
+from rjax.engine.kv_events.event_log import STATES, Removed, Stored
 from rjax.engine.kv_events.wire_format import batch
 from rjax.errors import InvalidConfigError
 from rjax.sampling import SamplingParams
@@ -26,22 +29,65 @@ FIELDS = {
     "BlockStored": [
         *("block_hashes", "parent_block_hash", "token_ids", "block_size"),
         *("lora_id", "medium", "lora_name", "extra_keys"),
+        *("group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
     ],
-    "BlockRemoved": ["block_hashes", "medium"],
+    "BlockRemoved": ["block_hashes", "medium", "group_idx"],
     "AllBlocksCleared": [],
 }
 REQUIRED = {"BlockStored": 7, "BlockRemoved": 2, "AllBlocksCleared": 0}
 
 
-class Reader:
-    """Subscribes, and keeps the hashes that the events say are stored."""
+def decoder(event_format: str) -> msgspec.msgpack.Decoder:
+    """A decoder of batches with these fields and their types."""
 
-    def __init__(self, endpoint: str, topic: str) -> None:
+    def event(name: str, **types: Any):
+        fields = [
+            (field, kind) if n < REQUIRED[name] else (field, kind, None)
+            for n, (field, kind) in enumerate(types.items())
+        ]
+        assert [*types] == FIELDS[name]
+        is_array = event_format == "array"
+        return msgspec.defstruct(
+            name, fields, tag=True, array_like=is_array, forbid_unknown_fields=True
+        )
+
+    stored = event(
+        "BlockStored",
+        block_hashes=list[bytes],
+        parent_block_hash=bytes | None,
+        token_ids=list[int],
+        block_size=int,
+        lora_id=int | None,
+        medium=str | None,
+        lora_name=str | None,
+        extra_keys=list[tuple[Any, ...] | None] | None,
+        group_idx=int | None,
+        kv_cache_spec_kind=str | None,
+        kv_cache_spec_sliding_window=int | None,
+    )
+    removed = event(
+        "BlockRemoved",
+        block_hashes=list[bytes],
+        medium=str | None,
+        group_idx=int | None,
+    )
+    events = stored | removed | event("AllBlocksCleared")
+    return msgspec.msgpack.Decoder(tuple[float, list[events], int])
+
+
+class Reader:
+    """Subscribes, and keeps the hashes that the events say are stored: those without a group or of
+    group 0, and those of states."""
+
+    def __init__(self, endpoint: str, topic: str, event_format: str = "map") -> None:
+        self.decoder = decoder(event_format)
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self.socket.connect(endpoint)
         self.stored: set[bytes] = set()
+        self.states: set[bytes] = set()
+        self.groups: set[tuple[int | None, str | None]] = set()
         self.tokens: dict[bytes, list[int]] = {}
         self.parents: dict[bytes, bytes | None] = {}
         self.extra: dict[bytes, object] = {}
@@ -58,65 +104,75 @@ class Reader:
             self.apply(payload)
 
     def apply(self, payload: bytes) -> None:
-        seconds, events, rank = msgpack.unpackb(payload)
+        seconds, events, rank = self.decoder.decode(payload)
         assert abs(time.time() - seconds) < 60
         assert rank == 0
         for event in events:
-            if isinstance(event, list):
-                kind, *values = event
-            else:
-                kind = event.pop("type")
-                assert [*event] == FIELDS[kind][: len(event)]
-                values = list(event.values())
-            assert REQUIRED[kind] <= len(values) <= len(FIELDS[kind])
-            fields = dict(zip(FIELDS[kind], values, strict=False))
+            kind = type(event).__name__
             self.kinds.append(kind)
             if kind == "BlockStored":
-                self.store(fields)
+                self.groups.add((event.group_idx, event.kv_cache_spec_kind))
+                self.store(event)
             elif kind == "BlockRemoved":
-                assert fields["medium"] == "GPU"
-                self.stored -= set(fields["block_hashes"])
+                assert event.medium == "GPU"
+                known = self.states if event.group_idx else self.stored
+                known -= set(event.block_hashes)
+                assert self.states <= self.stored, "states leave first"
             else:
                 self.stored.clear()
+                self.states.clear()
 
-    def store(self, fields: dict) -> None:
-        hashes, size = fields["block_hashes"], fields["block_size"]
+    def store(self, event: Any) -> None:
+        hashes, size = event.block_hashes, event.block_size
         assert size == S
-        assert len(fields["token_ids"]) == size * len(hashes)
-        assert (fields["lora_id"], fields["medium"], fields["lora_name"]) == (None, "GPU", None)
-        extra = fields.get("extra_keys") or [None] * len(hashes)
+        assert len(event.token_ids) == size * len(hashes)
+        assert (event.lora_id, event.medium, event.lora_name) == (None, "GPU", None)
+        extra = event.extra_keys or [None] * len(hashes)
         assert len(extra) == len(hashes)
-        parent = fields["parent_block_hash"]
+        parent = event.parent_block_hash
         for n, key in enumerate(hashes):
             assert len(key) == 32
-            self.parents[key], parent = parent, key
-            self.tokens[key] = fields["token_ids"][n * size : (n + 1) * size]
-            self.extra[key] = extra[n]
-            self.stored.add(key)
+            tokens = event.token_ids[n * size : (n + 1) * size]
+            if event.group_idx:
+                assert (self.parents[key], self.tokens[key]) == (parent, tokens)
+                assert key in self.stored
+                self.states.add(key)
+            else:
+                self.parents[key], self.tokens[key], self.extra[key] = parent, tokens, extra[n]
+                self.stored.add(key)
+            parent = key
 
     def close(self) -> None:
         self.context.destroy(linger=0)
 
 
-@pytest.fixture(params=["map", "array"])
-def publishing(request, tmp_path):
+@contextlib.contextmanager
+def publishing_engine(folder, event_format, **options):
     """An engine of 16 pages with events, and a reader that has subscribed."""
     config = KvEventsConfig(
         enable_kv_cache_events=True,
-        endpoint=f"ipc://{tmp_path}/events",
-        replay_endpoint=f"ipc://{tmp_path}/replay",
+        endpoint=f"ipc://{folder}/events",
+        replay_endpoint=f"ipc://{folder}/replay",
         topic="kv@test",
-        event_format=request.param,
+        event_format=event_format,
         buffer_steps=1000,
     )
     engine = fake_engine(
-        num_pages=16, page_size=S, vocab=32, max_model_len=32, kv_events_config=config
+        num_pages=16, page_size=S, vocab=32, max_model_len=32, kv_events_config=config, **options
     )
-    reader = Reader(config.endpoint, "kv@")
+    reader = Reader(config.endpoint, "kv@", event_format)
     time.sleep(0.2)  # a subscription takes effect once the publisher has got it
-    yield engine, reader, config
-    engine.close()
-    reader.close()
+    try:
+        yield engine, reader, config
+    finally:
+        engine.close()
+        reader.close()
+
+
+@pytest.fixture(params=["map", "array"])
+def publishing(request, tmp_path):
+    with publishing_engine(tmp_path, request.param) as found:
+        yield found
 
 
 def run(engine, prompts, **options) -> None:
@@ -156,6 +212,31 @@ def test_a_reader_knows_what_the_prefix_cache_holds(publishing):
     assert engine.stats().kv_event_batches >= len(reader.numbers)
 
 
+@pytest.mark.parametrize("event_format", ["map", "array"])
+def test_states_are_a_group_of_their_own(tmp_path, event_format):
+    states = StatePoolSize(num_states=5, state_bytes=1, snapshot_pages=1)
+    rng = np.random.default_rng(3)
+    with publishing_engine(tmp_path, event_format, states=states) as (engine, reader, _):
+        pool = engine._scheduler.states.pool
+
+        def snapshots() -> set[bytes]:
+            return {pool._tree.key(state) for state in pool._tree}
+
+        def agree() -> bool:
+            return (reader.stored, reader.states) == (cached(engine), snapshots())
+
+        for salt in [None, "x"] * 6:
+            prompts = [rng.integers(0, 30, rng.integers(1, 20)).tolist() for _ in range(2)]
+            run(engine, prompts, cache_salt=salt)
+            reader.read(agree)
+            assert agree()
+        assert reader.states
+        assert reader.groups == {(0, "full_attention"), (1, "mamba")}
+        engine.reset_prefix_cache()
+        reader.read(lambda: not reader.stored)
+        assert agree()
+
+
 def test_a_salted_chain_begins_with_its_root_key_and_not_with_the_salt(publishing):
     engine, reader, _ = publishing
     run(engine, [[1, 2, 3, 4, 5, 6, 7, 8, 9]], cache_salt="of a tenant")
@@ -163,9 +244,8 @@ def test_a_salted_chain_begins_with_its_root_key_and_not_with_the_salt(publishin
     reader.read(lambda: reader.stored == cached(engine))
     firsts = [key for key in reader.stored if reader.parents[key] is None]
     root = engine._salted_root("of a tenant").hex()
-    assert sorted(map(str, (reader.extra[key] for key in firsts))) == sorted(
-        ["None", f"['{root}']"]
-    )
+    assert len(firsts) == 2
+    assert {reader.extra[key] for key in firsts} == {None, (root,)}
     assert all(reader.extra[key] is None for key in reader.stored if key not in firsts)
 
 
@@ -176,7 +256,7 @@ def test_missed_batches_can_be_replayed(publishing):
     reader.read(lambda: reader.stored == cached(engine))
     asking = reader.context.socket(zmq.DEALER)  # a REQ socket takes one answer only
     asking.connect(config.replay_endpoint)
-    late = Reader(config.endpoint, "none")
+    late = Reader(config.endpoint, "none", config.event_format)
     asking.send_multipart((b"", (1).to_bytes(8, "big")))
     numbers = []
     while True:
@@ -269,6 +349,28 @@ def test_pages_of_one_chain_are_one_event():
         ("BlockRemoved", [b"a", b"b"]),
     ]
     assert found[1]["parent_block_hash"] == b"z"
+
+
+def test_a_state_and_its_page_are_two_events():
+    page = Stored(b"a", b"r", np.arange(S, dtype=np.int32).tobytes(), first=True)
+    following = page._replace(key=b"b", parent=b"a", first=False)
+    events = [page, page._replace(group=STATES), following, Removed(b"a", STATES), Removed(b"b")]
+    _, found, _ = batch(
+        events,
+        seconds=1.0,
+        rank=0,
+        page_size=S,
+        root=b"r",
+        event_format="map",
+        has_states=True,
+    )
+    assert [(e["type"], e["block_hashes"], e["group_idx"]) for e in found] == [
+        ("BlockStored", [b"a"], 0),
+        ("BlockStored", [b"a"], 1),
+        ("BlockStored", [b"b"], 0),
+        ("BlockRemoved", [b"a"], 1),
+        ("BlockRemoved", [b"b"], 0),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,23 @@ class KvEventStream:
     Args:
         settings: options of the KV pool.
         root: root key of the prefix cache's unsalted chains.
+        has_states: whether the model has states, which are events of a group of their own.
 
     Attributes:
-        log: the log that the block manager fills; None without events.
+        log: the log that the pools of pages and of states fill; None without events.
 
     Raises:
         InvalidConfigError: see `KvEventPublisher`.
     """
 
-    def __init__(self, settings: CacheSettings, root: bytes) -> None:
+    def __init__(self, settings: CacheSettings, root: bytes, *, has_states: bool = False) -> None:
         self.log: EventLog | None = None
         self._publisher: KvEventPublisher | None = None
         config = kv_events_config(settings.kv_events_config)
         if config is not None and config.published:
-            self._publisher = KvEventPublisher(config, settings.page_size, root)
+            self._publisher = KvEventPublisher(
+                config, settings.page_size, root, has_states=has_states
+            )
             self.log = EventLog(self._publisher.publish)
 
     def flush(self, stats: EngineStats) -> None:

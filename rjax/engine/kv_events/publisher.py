@@ -37,6 +37,7 @@ class KvEventPublisher:
         config: the engine's options of KV events.
         page_size: tokens of a page.
         root: root key of unsalted chains.
+        has_states: whether events name their group.
 
     Attributes:
         published: batches handed to the socket.
@@ -46,7 +47,9 @@ class KvEventPublisher:
         InvalidConfigError: pyzmq or msgpack is not installed, or an address cannot be used.
     """
 
-    def __init__(self, config: KvEventsConfig, page_size: int, root: bytes) -> None:
+    def __init__(
+        self, config: KvEventsConfig, page_size: int, root: bytes, *, has_states: bool = False
+    ) -> None:
         try:
             import msgpack
             import zmq
@@ -61,6 +64,7 @@ class KvEventPublisher:
         self._config = config
         self._page_size = page_size
         self._root = root
+        self._has_states = has_states
         self._pack = msgpack.Packer().pack
         self._sequence = itertools.count()
         self._queue: queue.Queue[tuple[int, float, list[CacheEvent]] | None] = queue.Queue(
@@ -132,6 +136,7 @@ class KvEventPublisher:
                     rank=self._config.data_parallel_rank,
                     page_size=self._page_size,
                     root=self._root,
+                    has_states=self._has_states,
                     event_format=self._config.event_format,
                 )
             )

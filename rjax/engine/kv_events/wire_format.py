@@ -3,6 +3,9 @@
 Source: vllm/distributed/kv_events.py of vLLM 0.33.0. A batch is an array; an event is a map with
 its ``type``, or, as in earlier versions, an array that begins with it. Fields at their default are
 left out of maps and from the end of arrays.
+
+Events of a model with states have vLLM's fields of hybrid models: ``group_idx`` is 0 for KV pages
+and 1 for states, whose ``kv_cache_spec_kind`` is vLLM's name for layers with a state, "mamba".
 """
 
 from collections.abc import Iterable
@@ -10,9 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rjax.engine.kv_events.event_log import CacheEvent, Cleared, Removed, Stored
+from rjax.engine.kv_events.event_log import KV, STATES, CacheEvent, Cleared, Removed, Stored
 
 _MEDIUM = "GPU"  # vLLM's name for the memory that attention reads
+_KINDS = {KV: "full_attention", STATES: "mamba"}  # vLLM's names
+_OPTIONAL = ("extra_keys", "group_idx", "kv_cache_spec_kind")  # default None, last in their order
 
 type EventFormat = Literal["map", "array"]
 
@@ -25,12 +30,14 @@ def batch(
     page_size: int,
     root: bytes,
     event_format: EventFormat,
+    has_states: bool = False,
 ) -> list[Any]:
     """An ``EventBatch`` as plain values.
 
     Consecutive stored pages of one chain become one ``BlockStored``, and consecutive removed pages
     one ``BlockRemoved``. Hashes are the 32 bytes of the chain keys. The first page of a chain has
-    no parent; if the chain is salted, ``extra_keys`` has its root key, as a hexadecimal text.
+    no parent; if the chain is salted, ``extra_keys`` has its root key, as a hexadecimal text. An
+    event of a state has the hash, the parent and the tokens of the page that it follows.
 
     Args:
         events: the events, in order.
@@ -39,25 +46,30 @@ def batch(
         page_size: tokens of a page.
         root: root key of unsalted chains.
         event_format: format of each event.
+        has_states: whether events name their group.
     """
     found: list[tuple[str, dict[str, Any]]] = []
-    last: bytes | None = None  # key of the last stored page, if it was the last event
+    last: tuple[bytes, int] | None = None  # key and group of the last event, if it stored a page
     for event in events:
         match event:
-            case Stored(key, parent, block, first):
+            case Stored(key, parent, block, first, group):
                 tokens = np.frombuffer(block, np.int32).tolist()
-                if first or parent != last:
-                    found.append(("BlockStored", _stored(event, page_size, root)))
+                if first or last != (parent, group):
+                    fields = _stored(event, page_size, root, has_states=has_states)
+                    found.append(("BlockStored", fields))
                 fields = found[-1][1]
                 fields["block_hashes"].append(key)
                 fields["token_ids"] += tokens
                 if fields["extra_keys"] is not None and len(fields["block_hashes"]) > 1:
                     fields["extra_keys"].append(None)
-                last = key
-            case Removed(key):
-                if not found or found[-1][0] != "BlockRemoved":
-                    found.append(("BlockRemoved", {"block_hashes": [], "medium": _MEDIUM}))
-                found[-1][1]["block_hashes"].append(key)
+                last = key, group
+            case Removed(key, group):
+                of_group = group if has_states else None
+                kind, fields = found[-1] if found else ("", {})
+                if kind != "BlockRemoved" or fields["group_idx"] != of_group:
+                    fields = {"block_hashes": [], "medium": _MEDIUM, "group_idx": of_group}
+                    found.append(("BlockRemoved", fields))
+                fields["block_hashes"].append(key)
                 last = None
             case Cleared():
                 found.append(("AllBlocksCleared", {}))
@@ -65,7 +77,7 @@ def batch(
     return [seconds, [_encoded(name, fields, event_format) for name, fields in found], rank]
 
 
-def _stored(event: Stored, page_size: int, root: bytes) -> dict[str, Any]:
+def _stored(event: Stored, page_size: int, root: bytes, *, has_states: bool) -> dict[str, Any]:
     salted = event.first and event.parent != root
     return {
         "block_hashes": [],
@@ -76,11 +88,16 @@ def _stored(event: Stored, page_size: int, root: bytes) -> dict[str, Any]:
         "medium": _MEDIUM,
         "lora_name": None,
         "extra_keys": [[event.parent.hex()]] if salted else None,
+        "group_idx": event.group if has_states else None,
+        "kv_cache_spec_kind": _KINDS[event.group] if has_states else None,
     }
 
 
 def _encoded(name: str, fields: dict[str, Any], event_format: EventFormat) -> Any:
-    optional = fields.get("extra_keys", 0) is None
-    if optional:
-        fields = {key: value for key, value in fields.items() if key != "extra_keys"}
-    return {"type": name, **fields} if event_format == "map" else [name, *fields.values()]
+    if event_format == "map":
+        given = {k: v for k, v in fields.items() if k not in _OPTIONAL or v is not None}
+        return {"type": name, **given}
+    names = [*fields]
+    while names and names[-1] in _OPTIONAL and fields[names[-1]] is None:
+        names.pop()
+    return [name, *(fields[each] for each in names)]

@@ -25,9 +25,8 @@ class SnapshotTree:
     """Snapshots by chain key.
 
     A snapshot serves a prompt only if every page of the prefix before it is cached. It is added
-    only then, and `remove_behind` removes it with the first of these pages that is forgotten. The
-    tree has a node for each page before a snapshot: adding one takes O(1) for each page that comes
-    to the tree.
+    only then, and `behind` finds those to remove when one of these pages is forgotten. The tree has
+    a node for each page before a snapshot: adding one takes O(1) for each page that comes to it.
     """
 
     def __init__(self) -> None:
@@ -107,16 +106,10 @@ class SnapshotTree:
                 node.parent.children.remove(node.key)
             node = node.parent
 
-    def remove_behind(self, key: bytes) -> list[int]:
-        """Remove the snapshots whose chain has the page of this key; returns their state pages, the
-        one nearest to the page first."""
+    def behind(self, key: bytes) -> list[int]:
+        """The snapshots whose chain has the page of this key, those of the longest chains first."""
         node = self._nodes.get(key)
-        if node is None:
-            return []
-        nodes = [node]
+        nodes = [] if node is None else [node]
         for each in nodes:
             nodes += [self._nodes[child] for child in each.children]
-        states = [each.state for each in nodes if each.state is not None]
-        for state in reversed(states):
-            self.remove(state)
-        return states
+        return [each.state for each in reversed(nodes) if each.state is not None]

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterable
 
 from rjax.batch.page_hash import PageHashes
+from rjax.engine.kv_events.event_log import STATES, EventLog
 from rjax.engine.pages.block_manager import BlockManager, PageCounts
 from rjax.engine.pages.snapshot_tree import SnapshotTree
 
@@ -26,11 +27,14 @@ class StatePool:
     Args:
         num_states: number of state pages.
         pages: the KV pages, with their index.
+        events: where to note snapshots that enter and leave the cache; None notes nothing.
     """
 
-    def __init__(self, num_states: int, pages: BlockManager) -> None:
+    def __init__(
+        self, num_states: int, pages: BlockManager, events: EventLog | None = None
+    ) -> None:
         self.num_states = num_states
-        self._pages = pages
+        self._pages, self._events = pages, events
         self._tree = SnapshotTree()
         self._free = list(range(num_states - 1, -1, -1))
         self._references = [0] * num_states
@@ -123,6 +127,10 @@ class StatePool:
             hashes.keys[: number + 1], state, lambda key: self._pages.find(key) is not None
         ):
             self._new.add(state)
+            if self._events is not None:
+                key, parent = hashes.keys[number], hashes.parent(number)
+                block, first = hashes.blocks[number], number == 0
+                self._events.stored(key, parent, block, first=first, group=STATES)
             for behind in self._tree.next(state):  # less is computed again without them now
                 if behind in self._cached:
                     self._enqueue(behind)
@@ -130,8 +138,7 @@ class StatePool:
     def forget_cached(self) -> None:
         """Free every snapshot that has no owner."""
         for state in list(self._cached):
-            self._tree.remove(state)
-            self._set_free(state)
+            self._remove(state)
 
     def _enqueue(self, state: int) -> None:
         heapq.heappush(self._queue, self._entry(state))
@@ -156,16 +163,19 @@ class StatePool:
                 break
             heapq.heappush(self._queue, present)
         self._clock = max(self._clock, present[0])
-        self._tree.remove(state)
-        self._set_free(state)
-
-    def _set_free(self, state: int) -> None:
-        del self._cached[state]
-        self._new.discard(state)
-        self._free.append(state)
+        self._remove(state)
 
     def _forget_behind(self, key: bytes) -> None:
-        """Note that the page of this chain key has left the index of pages."""
-        for state in self._tree.remove_behind(key):
-            if state in self._cached:
-                self._set_free(state)
+        """Remove the snapshots behind a page that has left the index of pages."""
+        for state in self._tree.behind(key):
+            self._remove(state)
+
+    def _remove(self, state: int) -> None:
+        """Remove a snapshot; without an owner it is free then."""
+        if self._events is not None:
+            self._events.removed(self._tree.key(state), group=STATES)
+        self._tree.remove(state)
+        self._new.discard(state)
+        if state in self._cached:
+            del self._cached[state]
+            self._free.append(state)
