@@ -8,11 +8,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rjax.batch.page_groups import one_group
 from rjax.functional.setup import Setup
-from rjax.functional.state import DecodeState
+from rjax.functional.state import DecodeState, Pools
+from rjax.models import Decoder
 from rjax.pallas_kernels.attention.plan.device import plan_on_device
 from rjax.worker.paged_operations import PagedOperations
 from rjax.worker.step.input import GroupInput, StepInput
-
 
 def prefill(
     setup: Setup,
@@ -61,22 +61,44 @@ def _extend(
     B, Q = tokens.shape
     table, counts, fits, used = _take_pages(setup, state, counts)
     lengths = state.lengths + counts
-    step = _step_input(setup, tokens, table, counts, lengths)
-    groups = one_group(len(state.k_pages))
     pools = state.k_pages, state.v_pages
-    operations = PagedOperations(*pools, step, groups, setup.backend, setup.mesh)
-    model = nnx.merge(setup.graph, weights)
-    hidden = model(step.tokens, step.positions, operations)
+    model, hidden, pools = forward(setup, weights, pools, tokens, table, counts, lengths)
     last = jnp.arange(B) * Q + jnp.maximum(counts - 1, 0)
     logits = jnp.where(fits[:, None], model.logits(hidden[last]), jnp.nan)
     new = DecodeState(
-        k_pages=operations.k_pages,
-        v_pages=operations.v_pages,
+        k_pages=pools[0],
+        v_pages=pools[1],
         page_table=table,
         lengths=lengths,
         pages_used=used,
     )
     return new, logits
+
+
+def forward(
+    setup: Setup,
+    weights: Any,
+    pools: Pools,
+    tokens: Int[Array, "B Q"],
+    table: Int[Array, "B M"],
+    counts: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+) -> tuple[Decoder, Float[Array, "T D"], Pools]:
+    """Write the KV of the first ``counts[b]`` tokens of each row into the pages of its table.
+
+    Args:
+        pools: K and V pages of each layer.
+        lengths: tokens of each row, the new ones included.
+
+    Returns:
+        The model, the hidden states of the T = B * Q tokens, and the pools.
+    """
+    step = _step_input(setup, tokens, table, counts, lengths)
+    groups = one_group(len(pools[0]))
+    operations = PagedOperations(*pools, step, groups, setup.backend, setup.mesh)
+    model = nnx.merge(setup.graph, weights)
+    hidden = model(step.tokens, step.positions, operations)
+    return model, hidden, (operations.k_pages, operations.v_pages)
 
 
 def _take_pages(

@@ -19,10 +19,13 @@ class Sampled:
         tokens: token ids.
         logprobs: log-probability of each token under the raw logits, before temperature and
             truncation.
+        processed_logprobs: log-probability of each token under the distribution that it was drawn
+            from, after temperature and truncation. Rows with temperature 0 count as temperature 1.
     """
 
     tokens: Int32[Array, " B"]
     logprobs: Float32[Array, " B"]
+    processed_logprobs: Float32[Array, " B"]
 
 
 def sample(
@@ -58,5 +61,8 @@ def sample(
     # The default 23 random bits distort the probabilities of tokens below about 1e-6.
     noise = jax.vmap(lambda key: jax.random.gumbel(key, (V,), mode="high"))(keys)
     tokens = jnp.argmax(jnp.where(heat > 0, scaled + noise, x), axis=-1).astype(jnp.int32)
-    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]
-    return Sampled(tokens, chosen)
+    return Sampled(tokens, _logprobs(logits, tokens), _logprobs(scaled, tokens))
+
+
+def _logprobs(logits: Float32[Array, "B V"], tokens: Int32[Array, " B"]) -> Float32[Array, " B"]:
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]

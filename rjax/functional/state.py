@@ -10,6 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from rjax.functional.setup import Setup
 
+type Pools = tuple[list[Float[Array, "P K S H"]], list[Float[Array, "P K S H"]]]
+"""K and V pages, one array of each per layer."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,17 +58,24 @@ def pages_needed(
     return prompts * (math.ceil(prompt_tokens / S) + samples * unique)
 
 
-def make_state(setup: Setup, *, batch: int, num_pages: int, dtype: DTypeLike) -> DecodeState:
-    """An empty state of ``batch`` rows; ``dtype`` of the KV is that of the weights.
+def make_pools(setup: Setup, num_pages: int, dtype: DTypeLike) -> Pools:
+    """K and V pages of each layer.
 
-    Values start as ones and keys as zeros, since a caller's program may make the state and a kernel
+    Values start as ones and keys as zeros, since a caller's program may make the pools and a kernel
     writes both: see `mosaic.emit`, "Arrays that a kernel writes".
     """
     config = setup.config
     shape = (num_pages, config.num_kv_heads, setup.page_size, config.head_dim)
+    k_pages = [jnp.zeros(shape, dtype) for _ in range(config.num_layers)]
+    return k_pages, [jnp.ones(shape, dtype) for _ in range(config.num_layers)]
+
+
+def make_state(setup: Setup, *, batch: int, num_pages: int, dtype: DTypeLike) -> DecodeState:
+    """An empty state of ``batch`` rows; ``dtype`` of the KV is that of the weights."""
+    k_pages, v_pages = make_pools(setup, num_pages, dtype)
     return DecodeState(
-        k_pages=[jnp.zeros(shape, dtype) for _ in range(config.num_layers)],
-        v_pages=[jnp.ones(shape, dtype) for _ in range(config.num_layers)],
+        k_pages=k_pages,
+        v_pages=v_pages,
         page_table=jnp.full((batch, setup.table_pages), -1, jnp.int32),
         lengths=jnp.zeros(batch, jnp.int32),
         pages_used=jnp.zeros((), jnp.int32),
