@@ -83,17 +83,20 @@ def forward(
     table: Int[Array, "B M"],
     counts: Int[Array, " B"],
     lengths: Int[Array, " B"],
+    writes: Bool[Array, " B"] | None = None,
 ) -> tuple[Decoder, Float[Array, "T D"], Pools]:
-    """Write the KV of the first ``counts[b]`` tokens of each row into the pages of its table.
+    """Run the first ``counts[b]`` tokens of each row, and write their KV into its pages.
 
     Args:
         pools: K and V pages of each layer.
         lengths: tokens of each row, the new ones included.
+        writes: rows whose KV is written; that of the others is in their pages already. None writes
+            all.
 
     Returns:
         The model, the hidden states of the T = B * Q tokens, and the pools.
     """
-    step = _step_input(setup, tokens, table, counts, lengths)
+    step = _step_input(setup, tokens, table, counts, lengths, writes)
     groups = one_group(len(pools[0]))
     operations = PagedOperations(*pools, step, groups, setup.backend, setup.mesh)
     model = nnx.merge(setup.graph, weights)
@@ -131,6 +134,7 @@ def _step_input(
     table: Int[Array, "B M"],
     counts: Int[Array, " B"],
     lengths: Int[Array, " B"],
+    writes: Bool[Array, " B"] | None,
 ) -> StepInput:
     """The batch as a ``StepInput`` of the engine's attention, without sampler slots."""
     B, Q = tokens.shape
@@ -147,7 +151,8 @@ def _step_input(
         shape=setup.plan_shape(B * Q, B),
         sharing=setup.relay,
     )
-    kv_slots = jnp.where(live, page * S + position % S, -1).ravel()
+    written = live if writes is None else live & writes[:, None]
+    kv_slots = jnp.where(written, page * S + position % S, -1).ravel()
     nothing = jnp.zeros(B, jnp.int32)
     return StepInput(
         tokens=tokens.ravel(),

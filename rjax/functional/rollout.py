@@ -118,7 +118,7 @@ def rollout(
     stop_tokens = jnp.asarray(stop_token_ids, jnp.int32)
     jobs = Jobs(
         prompts=prompts.astype(jnp.int32),
-        context=jnp.clip(lengths, 1, Q).astype(jnp.int32) - 1,
+        lengths=jnp.clip(lengths, 1, Q).astype(jnp.int32),
         max_tokens=jnp.clip(of_each(Z if max_tokens is None else max_tokens, jnp.int32), 1, Z),
         samples=samples,
         page_size=setup.page_size,
@@ -181,7 +181,7 @@ def _loop_sizes(
             f"max_num_batched_tokens is {max_num_batched_tokens}; give at least 1 token"
         )
     R = J if rows is None else min(rows, J)
-    of_prompt = math.ceil((prompt_tokens - 1) / setup.page_size)
+    of_prompt = math.ceil(prompt_tokens / setup.page_size)
     of_sample = _sample_pages(setup, new_tokens)
     if num_pages is None:
         at_once = prompts if R == J else min(prompts, 2 * math.ceil(R / samples))
@@ -191,7 +191,7 @@ def _loop_sizes(
             f"num_pages is {num_pages}; one prompt takes up to {of_prompt} pages and one sample "
             f"{of_sample}: give at least {of_prompt + of_sample}"
         )
-    chunk = max(1, min(prompt_tokens - 1, max_num_batched_tokens))
+    chunk = min(prompt_tokens, max_num_batched_tokens)
     fits = num_pages >= prompts * of_prompt + R * of_sample
     return LoopSizes(
         rows=(R, *sorted({count for count in tail_rows if count < R}, reverse=True)),

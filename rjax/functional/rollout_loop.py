@@ -155,8 +155,8 @@ def _refill(setup: Setup, weights: Any, jobs: Jobs, sizes: LoopSizes, state: _St
 
     def compute_prompts(carry: tuple[Pools, Schedule]) -> tuple[Pools, Schedule]:
         pools, schedule = carry
-        schedule, prompt, table, context = take_prompts(schedule, jobs, sizes.prompts)
-        return _write_prompts(setup, weights, jobs, sizes, pools, prompt, table, context), schedule
+        schedule, *taken = take_prompts(schedule, jobs, sizes.prompts)
+        return _write_prompts(setup, weights, jobs, sizes, pools, *taken), schedule
 
     def start(carry: tuple[Pools, Schedule]) -> tuple[Pools, Schedule]:
         pools, schedule = carry
@@ -183,35 +183,35 @@ def _write_prompts(
     pools: Pools,
     prompt: Array,
     table: Array,
-    context: Array,
+    length: Array,
 ) -> Pools:
-    """Write the KV of the first ``context`` tokens of each prompt, in chunks."""
+    """Write the KV of the first ``length`` tokens of each prompt, in chunks."""
     C, Q = sizes.chunk, jobs.prompts.shape[1]
-    chunks = -(-(Q - 1) // C)
-    padded = jnp.pad(jobs.prompts, ((0, 0), (0, max(0, chunks * C - Q))))
+    chunks = -(-Q // C)
+    padded = jnp.pad(jobs.prompts, ((0, 0), (0, chunks * C - Q)))
 
     def write(i: Array | int, pools: Pools) -> Pools:
         tokens = jax.lax.dynamic_slice_in_dim(padded, i * C, C, axis=1)[prompt]
-        counts = jnp.clip(context - i * C, 0, C)
-        lengths = jnp.minimum(context, (i + 1) * C)
+        counts = jnp.clip(length - i * C, 0, C)
+        lengths = jnp.minimum(length, (i + 1) * C)
         return forward(setup, weights, pools, tokens, table, counts, lengths)[2]
 
-    if chunks <= 1:  # no prompt has more than its last token, or one chunk holds each
-        return write(0, pools) if chunks else pools
-    return jax.lax.fori_loop(0, -(-jnp.max(context) // C), write, pools)
+    if chunks == 1:
+        return write(0, pools)
+    return jax.lax.fori_loop(0, -(-jnp.max(length) // C), write, pools)
 
 
 def _decode(setup: Setup, weights: Any, jobs: Jobs, drawing: Drawing, state: _State) -> _State:
     """Run each row's next token, draw the one after it, and free the rows of ended samples."""
     J = jobs.count
-    schedule, runs = take_pages(state.schedule, jobs)
+    schedule, runs, writes = take_pages(state.schedule, jobs)
     rows = schedule.rows
     prompt, count = jobs.prompt_of(rows.job), runs.astype(jnp.int32)
     length = rows.length + count
     model, hidden, pools = forward(
-        setup, weights, state.pools, rows.token[:, None], rows.table, count, length
+        setup, weights, state.pools, rows.token[:, None], rows.table, count, length, writes
     )
-    number = rows.length - jobs.context[prompt]  # of the drawn token in its sample
+    number = length - jobs.lengths[prompt]  # of the drawn token in its sample
     keys = jax.vmap(jax.random.fold_in)(drawing.keys[prompt], rows.job % jobs.samples)
     drawn = sample(
         model.logits(hidden),

@@ -24,8 +24,8 @@ class Jobs:
 
     Attributes:
         prompts: token ids, right-padded.
-        context: tokens before the last one of each prompt. Their KV is shared by its samples; the
-            last token is the first input of each sample.
+        lengths: tokens of each prompt. Their KV is shared by its samples. The last token is also
+            the first input of each sample.
         max_tokens: most tokens of each sample of a prompt.
         samples: samples of each prompt, n.
         page_size: tokens per page, S.
@@ -33,7 +33,7 @@ class Jobs:
     """
 
     prompts: Int[Array, "A Q"]
-    context: Int[Array, " A"]
+    lengths: Int[Array, " A"]
     max_tokens: Int[Array, " A"]
     samples: int = dataclasses.field(metadata={"static": True})
     page_size: int = dataclasses.field(metadata={"static": True})
@@ -46,8 +46,8 @@ class Jobs:
 
     @property
     def prompt_pages(self) -> Int[Array, " A"]:
-        """Pages of the shared KV of each prompt."""
-        return -(-self.context // self.page_size)
+        """Pages of the KV of each prompt."""
+        return -(-self.lengths // self.page_size)
 
     def prompt_of(self, job: Int[Array, " X"]) -> Int[Array, " X"]:
         """The prompt of each job; any prompt for job -1."""
@@ -62,7 +62,7 @@ class Rows:
     Attributes:
         job: -1 in a row without a sample.
         token: the next input token.
-        length: tokens whose KV is written.
+        length: tokens before it.
         table: page ids, -1 beyond the last page.
     """
 
@@ -85,7 +85,7 @@ class Schedule:
         free: the free pages.
         waiting: jobs that have not started, or were preempted.
         ended: jobs that have ended.
-        prompt_table: page ids of the shared KV of each prompt, -1 beyond the last page.
+        prompt_table: page ids of each prompt, -1 beyond the last page.
         computed: prompts whose pages hold their KV.
         lacking: whether a sample found no page in the last step.
     """
@@ -106,8 +106,9 @@ class Schedule:
     def growing(self, jobs: Jobs) -> Int[Array, ""]:
         """Number of running samples that may need another page."""
         rows, S, prompt = self.rows, jobs.page_size, jobs.prompt_of(self.rows.job)
-        room = -(-rows.length // S) * S < jobs.context[prompt] + jobs.max_tokens[prompt]
-        return jnp.sum((rows.job >= 0) & room, dtype=jnp.int32)
+        stored = jnp.maximum(rows.length, jobs.lengths[prompt])
+        most = jobs.lengths[prompt] + jobs.max_tokens[prompt] - 1
+        return jnp.sum((rows.job >= 0) & (-(-stored // S) * S < most), dtype=jnp.int32)
 
     def startable(self, jobs: Jobs) -> Bool[Array, " J"]:
         """Waiting jobs whose prompts are computed."""
@@ -182,7 +183,7 @@ def take_prompts(
         prompt_table=schedule.prompt_table.at[target].set(table, mode="drop"),
         computed=schedule.computed.at[target].set(True, mode="drop"),
     )
-    return schedule, prompt, table, jnp.where(fits, jobs.context[prompt], 0)
+    return schedule, prompt, table, jnp.where(fits, jobs.lengths[prompt], 0)
 
 
 def _next_samples(
@@ -216,12 +217,12 @@ def start_samples(
     ids, starts = _next_samples(schedule, jobs, count, refill_rows)
     job = jnp.minimum(ids, jobs.count - 1)
     prompt = jobs.prompt_of(job)
-    context = jobs.context[prompt]
+    length = jobs.lengths[prompt]
     table = schedule.prompt_table[prompt]
-    column = context // jobs.page_size
+    column = jnp.minimum(length // jobs.page_size, table.shape[1] - 1)
     each = jnp.arange(count)
     source = table[each, column]
-    copied = starts & (context % jobs.page_size != 0)
+    copied = starts & (length % jobs.page_size != 0)
     free, page = schedule.free.take(copied)
     table = table.at[each, column].set(jnp.where(copied, page, source))
     rows = schedule.rows
@@ -229,8 +230,8 @@ def start_samples(
     row = jnp.where(starts, schedule.running + each, R)
     rows = Rows(
         job=rows.job.at[row].set(job, mode="drop"),
-        token=rows.token.at[row].set(jobs.prompts[prompt, context], mode="drop"),
-        length=rows.length.at[row].set(context, mode="drop"),
+        token=rows.token.at[row].set(jobs.prompts[prompt, length - 1], mode="drop"),
+        length=rows.length.at[row].set(length - 1, mode="drop"),
         table=rows.table.at[row].set(table, mode="drop"),
     )
     waiting = schedule.waiting.at[jnp.where(starts, job, jobs.count)].set(False, mode="drop")
@@ -238,15 +239,17 @@ def start_samples(
     return schedule, jnp.maximum(source, 0), jnp.where(copied, page, P)
 
 
-def take_pages(schedule: Schedule, jobs: Jobs) -> tuple[Schedule, Bool[Array, " R"]]:
+def take_pages(schedule: Schedule, jobs: Jobs) -> tuple[Schedule, Bool[Array, " R"], Bool[Array, " R"]]:
     """Give each row the page that its next token needs; the older samples come first.
 
     Returns:
-        The schedule, and which rows can run.
+        The schedule, which rows can run, and which of them write KV: the first step of a sample
+        does not, as the KV of the prompt's last token is stored.
     """
     rows, S = schedule.rows, jobs.page_size
     running = rows.job >= 0
-    wanted = running & (rows.length % S == 0)
+    writes = running & (rows.length >= jobs.lengths[jobs.prompt_of(rows.job)])
+    wanted = writes & (rows.length % S == 0)
     free, page = schedule.free.take(wanted)
     given = page >= 0
     each, column = jnp.arange(rows.job.shape[0]), rows.length // S
@@ -254,7 +257,8 @@ def take_pages(schedule: Schedule, jobs: Jobs) -> tuple[Schedule, Bool[Array, " 
     lacking = jnp.any(wanted & ~given)
     rows = dataclasses.replace(rows, table=table)
     schedule = dataclasses.replace(schedule, rows=rows, free=free, lacking=lacking)
-    return schedule, running & (~wanted | given)
+    runs = running & (~wanted | given)
+    return schedule, runs, runs & writes
 
 
 def free_rows(schedule: Schedule, jobs: Jobs) -> Schedule:
@@ -279,7 +283,7 @@ def free_rows(schedule: Schedule, jobs: Jobs) -> Schedule:
     leaves |= youngest
 
     column = jnp.arange(rows.table.shape[1], dtype=jnp.int32)
-    own = leaves[:, None] & (column >= (jobs.context[prompt] // S)[:, None]) & (rows.table >= 0)
+    own = leaves[:, None] & (column >= (jobs.lengths[prompt] // S)[:, None]) & (rows.table >= 0)
     shared = dropped[:, None] & (schedule.prompt_table >= 0)
     free = schedule.free.put_back(rows.table, own).put_back(schedule.prompt_table, shared)
 
