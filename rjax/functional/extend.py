@@ -14,6 +14,7 @@ from rjax.pallas_kernels.attention.plan.device import plan_on_device
 from rjax.worker.paged_operations import PagedOperations
 from rjax.worker.step.input import GroupInput, StepInput
 
+
 def prefill(
     setup: Setup,
     weights: Any,

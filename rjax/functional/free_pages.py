@@ -1,7 +1,6 @@
 """The free pages of a pool, as a stack in arrays of fixed shape."""
 
 import dataclasses
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +21,12 @@ class FreePages:
     count: Int[Array, ""]
 
     @classmethod
-    def all_of(cls, num_pages: int) -> Self:
+    def all_of(cls, num_pages: int) -> "FreePages":
         """All pages of a pool."""
         ids = jnp.arange(num_pages - 1, -1, -1, dtype=jnp.int32)
         return cls(ids, jnp.asarray(num_pages, jnp.int32))
 
-    def take(self, wanted: Bool[Array, "..."]) -> tuple[Self, Int[Array, "..."]]:
+    def take(self, wanted: Bool[Array, "..."]) -> tuple["FreePages", Int[Array, "..."]]:
         """Take a page for each true element; the first elements get the pages that are left.
 
         Returns:
@@ -39,7 +38,7 @@ class FreePages:
         left = self.count - jnp.sum(given, dtype=jnp.int32)
         return dataclasses.replace(self, count=left), page
 
-    def put_back(self, pages: Int[Array, "..."], freed: Bool[Array, "..."]) -> Self:
+    def put_back(self, pages: Int[Array, "..."], freed: Bool[Array, "..."]) -> "FreePages":
         """Free the pages of the true elements, which are different pages."""
         rank = jnp.cumsum(freed.ravel(), dtype=jnp.int32)
         place = jnp.where(freed.ravel(), self.count + rank - 1, self.ids.shape[0])

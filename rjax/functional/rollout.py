@@ -47,7 +47,7 @@ def rollout(
     *,
     samples: int,
     max_new_tokens: int,
-    max_tokens: Int[Array, " A"] | None = None,
+    max_tokens: Int[Array, " A"] | Int[Array, "A n"] | None = None,
     end_token: int | Sequence[int] | Int[Array, ""] | Int[Array, " E"] = -1,
     ignore_eos: bool | Bool[Array, ""] | Bool[Array, " A"] = False,
     stop_token_ids: Sequence[int] | Int[Array, " X"] | Int[Array, "A X"] = (),
@@ -80,7 +80,8 @@ def rollout(
         keys: one key for each prompt.
         samples: number of samples of each prompt, n.
         max_new_tokens: most tokens of a sample, Z; the loop ends early when all samples have ended.
-        max_tokens: most tokens of the samples of each prompt, 1 to Z; None stands for Z.
+        max_tokens: most tokens of the samples of each prompt, or of each sample; None stands for
+            Z, and other numbers are clipped to 1 to Z.
         end_token: one or several tokens that end a sample. -1 stands for no token and may pad an
             array.
         ignore_eos: continue after an end token; for all prompts or each.
@@ -115,11 +116,13 @@ def rollout(
     def of_each(value: Any, dtype: Any) -> Array:
         return jnp.broadcast_to(jnp.asarray(value, dtype), (A,))
 
+    most = jnp.asarray(Z if max_tokens is None else max_tokens, jnp.int32)
+    most = jnp.broadcast_to(most[:, None] if most.ndim == 1 else most, (A, samples))
     stop_tokens = jnp.asarray(stop_token_ids, jnp.int32)
     jobs = Jobs(
         prompts=prompts.astype(jnp.int32),
         lengths=jnp.clip(lengths, 1, Q).astype(jnp.int32),
-        max_tokens=jnp.clip(of_each(Z if max_tokens is None else max_tokens, jnp.int32), 1, Z),
+        max_tokens=jnp.clip(most, 1, Z).ravel(),
         samples=samples,
         page_size=setup.page_size,
         sample_pages=_sample_pages(setup, Z),

@@ -1,4 +1,4 @@
-"""The loop of a rollout: compute prompts, start samples in free rows, decode a token for each row."""
+"""The loop of a rollout: compute prompts, start samples in free rows, decode."""
 
 import dataclasses
 import functools
@@ -169,9 +169,7 @@ def _refill(setup: Setup, weights: Any, jobs: Jobs, sizes: LoopSizes, state: _St
         compute_prompts,
         (state.pools, state.schedule),
     )
-    carry = jax.lax.while_loop(
-        lambda carry: can_start(carry[1], jobs, refill_rows), start, carry
-    )
+    carry = jax.lax.while_loop(lambda carry: can_start(carry[1], jobs, refill_rows), start, carry)
     return _State(*carry, outputs)
 
 
@@ -224,7 +222,7 @@ def _decode(setup: Setup, weights: Any, jobs: Jobs, drawing: Drawing, state: _St
     token = drawn.tokens
     stopped = jnp.isin(token, drawing.end_tokens) & ~drawing.ignore_eos[prompt]
     stopped |= jnp.any(token[:, None] == drawing.stop_tokens[prompt], axis=1)
-    ends = runs & (stopped | (number + 1 >= jobs.max_tokens[prompt]))
+    ends = runs & (stopped | (number + 1 >= jobs.max_tokens[rows.job]))
 
     job, out = jnp.where(runs, rows.job, J), state.outputs
     outputs = Outputs(

@@ -26,7 +26,7 @@ class Jobs:
         prompts: token ids, right-padded.
         lengths: tokens of each prompt. Their KV is shared by its samples. The last token is also
             the first input of each sample.
-        max_tokens: most tokens of each sample of a prompt.
+        max_tokens: most tokens of each sample.
         samples: samples of each prompt, n.
         page_size: tokens per page, S.
         sample_pages: most pages that a sample takes.
@@ -34,7 +34,7 @@ class Jobs:
 
     prompts: Int[Array, "A Q"]
     lengths: Int[Array, " A"]
-    max_tokens: Int[Array, " A"]
+    max_tokens: Int[Array, " J"]
     samples: int = dataclasses.field(metadata={"static": True})
     page_size: int = dataclasses.field(metadata={"static": True})
     sample_pages: int = dataclasses.field(metadata={"static": True})
@@ -107,7 +107,7 @@ class Schedule:
         """Number of running samples that may need another page."""
         rows, S, prompt = self.rows, jobs.page_size, jobs.prompt_of(self.rows.job)
         stored = jnp.maximum(rows.length, jobs.lengths[prompt])
-        most = jobs.lengths[prompt] + jobs.max_tokens[prompt] - 1
+        most = jobs.lengths[prompt] + jobs.max_tokens[jnp.maximum(rows.job, 0)] - 1
         return jnp.sum((rows.job >= 0) & (-(-stored // S) * S < most), dtype=jnp.int32)
 
     def startable(self, jobs: Jobs) -> Bool[Array, " J"]:
@@ -170,7 +170,7 @@ def take_prompts(
         The schedule; and of each of the prompts its number, its page table and the tokens whose KV
         is to be computed: 0 where no prompt is left or the pages do not hold it.
     """
-    A, S = jobs.prompts.shape[0], jobs.page_size
+    A = jobs.prompts.shape[0]
     ids, fits = _next_prompts(schedule, jobs, count)
     prompt = jnp.minimum(ids, A - 1)
     column = jnp.arange(schedule.prompt_table.shape[1], dtype=jnp.int32)
@@ -239,7 +239,9 @@ def start_samples(
     return schedule, jnp.maximum(source, 0), jnp.where(copied, page, P)
 
 
-def take_pages(schedule: Schedule, jobs: Jobs) -> tuple[Schedule, Bool[Array, " R"], Bool[Array, " R"]]:
+def take_pages(
+    schedule: Schedule, jobs: Jobs
+) -> tuple[Schedule, Bool[Array, " R"], Bool[Array, " R"]]:
     """Give each row the page that its next token needs; the older samples come first.
 
     Returns:

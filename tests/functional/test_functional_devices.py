@@ -21,8 +21,8 @@ assert jax.device_count() == 4
 tokens, lengths = prompts(4)
 keys = jax.random.split(jax.random.key(1), 4)
 
-def rollout(setup):
-    return functools.partial(functional.rollout, setup, samples=4, max_new_tokens=6)
+def rollout(setup, rows=None):
+    return functools.partial(functional.rollout, setup, samples=4, max_new_tokens=6, rows=rows)
 
 setup, weights = prepared()
 one = jax.jit(rollout(setup))(weights, tokens, lengths, keys)
@@ -38,12 +38,22 @@ np.testing.assert_array_equal(one.tokens, split.tokens)
 np.testing.assert_allclose(one.logprobs, split.logprobs, atol=1e-5)
 assert len(split.tokens.sharding.device_set) == 2
 
+# The same with rows that are refilled on each device.
+refilled = jax.shard_map(
+    rollout(setup, rows=3), mesh=data, in_specs=(P(), P("data"), P("data"), P("data")),
+    out_specs=P("data"), check_vma=False,
+)
+found = jax.jit(refilled)(jax.device_put(weights, NamedSharding(data, P())), tokens, lengths, keys)
+np.testing.assert_array_equal(one.tokens, found.tokens)
+np.testing.assert_array_equal(one.lengths, found.lengths)
+
 # The devices share the KV heads of every sequence; with 4 devices, pairs have copies of one head.
 for devices in (2, 4):
     tensor = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
     setup, weights = prepared(mesh=tensor)
     assert setup.config.num_kv_heads == devices
-    cut = jax.jit(rollout(setup))(weights, tokens, lengths, keys)
+    rows = None if devices == 4 else 6
+    cut = jax.jit(rollout(setup, rows))(weights, tokens, lengths, keys)
     np.testing.assert_array_equal(one.tokens, cut.tokens)
     np.testing.assert_allclose(one.logprobs, cut.logprobs, atol=2e-5)
 

@@ -1,0 +1,154 @@
+"""The scheduler of a rollout alone: rows, pages and order, with lengths in place of a model."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rjax.functional import scheduler
+from rjax.functional.free_pages import FreePages
+
+S, STARTS, GROUP = 4, 3, 2
+
+
+def make_jobs(rng, prompts, samples, most=13, longest=11):
+    lengths = rng.integers(1, longest + 1, prompts)
+    return scheduler.Jobs(
+        prompts=jnp.asarray(rng.integers(0, 50, (prompts, longest)), jnp.int32),
+        lengths=jnp.asarray(lengths, jnp.int32),
+        max_tokens=jnp.asarray(rng.integers(1, most + 1, prompts * samples), jnp.int32),
+        samples=samples,
+        page_size=S,
+        sample_pages=-(-(S - 1 + most) // S),
+    )
+
+
+needs_prompts = jax.jit(scheduler.needs_prompts, static_argnums=2)
+take_prompts = jax.jit(scheduler.take_prompts, static_argnums=2)
+can_start = jax.jit(scheduler.can_start, static_argnums=2)
+start_samples = jax.jit(scheduler.start_samples, static_argnums=(2, 3))
+take_pages = jax.jit(scheduler.take_pages)
+free_rows = jax.jit(scheduler.free_rows)
+
+
+def check(schedule, jobs, num_pages):
+    """Every page has one owner, running samples are packed in order and have their pages."""
+    rows, n = schedule.rows, jobs.samples
+    job, table = np.asarray(rows.job), np.asarray(rows.table)
+    running = job[job >= 0]
+    assert (job[: running.size] >= 0).all()
+    assert (np.diff(running) > 0).all()
+    waiting = np.flatnonzero(schedule.waiting)
+    assert not running.size or not waiting.size or running[-1] < waiting[0]
+    assert not set(running) & set(np.flatnonzero(schedule.ended))
+    owned = [np.asarray(schedule.free.ids)[: int(schedule.free.count)]]
+    for a in np.flatnonzero(schedule.computed):
+        pages = np.asarray(schedule.prompt_table[a])
+        assert (pages >= 0).sum() == -(-int(jobs.lengths[a]) // S)
+        owned.append(pages[pages >= 0])
+    for r in range(running.size):
+        a = running[r] // n
+        assert schedule.computed[a]
+        whole = int(jobs.lengths[a]) // S
+        np.testing.assert_array_equal(table[r, :whole], schedule.prompt_table[a, :whole])
+        own = table[r, whole:]
+        stored = max(int(rows.length[r]), int(jobs.lengths[a]))
+        assert (own >= 0).sum() == -(-stored // S) - whole
+        owned.append(own[own >= 0])
+    assert (table[running.size :] == -1).all()
+    np.testing.assert_array_equal(np.sort(np.concatenate(owned)), np.arange(num_pages))
+
+
+def simulate(jobs, wanted, *, rows, num_pages, refill_rows=2):
+    """Run all jobs, of ``wanted`` tokens each; tokens drawn in each step, and the starts by job."""
+    J, n = jobs.count, jobs.samples
+    schedule = scheduler.new_schedule(jobs, rows=rows, num_pages=num_pages, table_pages=8)
+    drawn, started = [], np.zeros(J, int)
+    while not np.asarray(schedule.ended).all():
+        while needs_prompts(schedule, jobs, refill_rows):
+            schedule, prompt, table, lengths = take_prompts(schedule, jobs, GROUP)
+            assert int(lengths.max()) > 0
+        while can_start(schedule, jobs, refill_rows):
+            before = np.asarray(schedule.waiting)
+            schedule, source, target = start_samples(schedule, jobs, STARTS, refill_rows)
+            new = np.flatnonzero(before & ~np.asarray(schedule.waiting))
+            assert 1 <= new.size <= STARTS
+            started[new] += 1
+            parts = (np.asarray(jobs.lengths)[new // n] % S != 0).sum()
+            assert (np.asarray(target) < num_pages).sum() == parts
+            check(schedule, jobs, num_pages)
+        schedule, runs, writes = take_pages(schedule, jobs)
+        job, first = np.asarray(schedule.rows.job), np.asarray(jobs.lengths)
+        assert runs.any() or schedule.lacking
+        length = schedule.rows.length + runs
+        number = np.asarray(length) - first[np.maximum(job, 0) // n]
+        runs = np.asarray(runs)
+        np.testing.assert_array_equal(writes, runs & (number > 0))
+        drawn.append(int(runs.sum()))
+        ended = np.asarray(schedule.ended).copy()
+        ended[job[runs & (number + 1 >= wanted[job])]] = True
+        schedule = dataclasses.replace(
+            schedule,
+            rows=dataclasses.replace(schedule.rows, length=length),
+            ended=jnp.asarray(ended),
+        )
+        if schedule.lacking or ended[np.maximum(job, 0)].any():
+            schedule = free_rows(schedule, jobs)
+        check(schedule, jobs, num_pages)
+        assert len(drawn) < 50 * J * S
+    assert int(schedule.free.count) == num_pages
+    assert int(schedule.running) == 0
+    return drawn, started
+
+
+def wanted_of(rng, jobs):
+    return rng.integers(1, np.asarray(jobs.max_tokens) + 1)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", range(4))
+def test_every_sample_runs_once_while_there_are_pages(seed):
+    rng = np.random.default_rng(seed)
+    jobs = make_jobs(rng, 5, 6)
+    wanted = wanted_of(rng, jobs)
+    drawn, started = simulate(jobs, wanted, rows=7, num_pages=7 * 4 + 5 * 3)
+    assert (started == 1).all()
+    assert sum(drawn) == wanted.sum()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("num_pages", [7, 9, 12])
+def test_preempted_samples_start_again_and_all_end(num_pages):
+    rng = np.random.default_rng(num_pages)
+    jobs = make_jobs(rng, 5, 5)
+    jobs = dataclasses.replace(jobs, max_tokens=jnp.full(25, 13, jnp.int32))
+    wanted = rng.integers(8, 14, jobs.count)
+    drawn, started = simulate(jobs, wanted, rows=7, num_pages=num_pages)
+    assert started[0] == 1, "the oldest sample keeps its pages"
+    assert started.min() == 1 < started.max()
+    assert sum(drawn) > wanted.sum()
+
+
+@pytest.mark.thorough
+def test_rows_stay_occupied_while_samples_wait():
+    rng = np.random.default_rng(0)
+    jobs = make_jobs(rng, 8, 8)
+    wanted = np.minimum(rng.geometric(0.3, jobs.count), 13)
+    jobs = dataclasses.replace(jobs, max_tokens=jnp.full(64, 13, jnp.int32))
+    drawn, _ = simulate(jobs, wanted, rows=8, num_pages=8 * 4 + 8 * 3, refill_rows=1)
+    assert set(drawn[:-13]) == {8}, "the last samples may take 13 steps"
+    assert len(drawn) <= wanted.sum() / 8 + 13
+
+
+def test_pages_are_taken_from_the_top_and_put_back():
+    free = FreePages.all_of(4)
+    free, pages = free.take(jnp.asarray([True, False, True]))
+    assert pages.tolist() == [0, -1, 1]
+    free, more = free.take(jnp.asarray([[True, True], [True, False]]))
+    assert more.tolist() == [[2, 3], [-1, -1]]
+    assert int(free.count) == 0
+    free = free.put_back(jnp.asarray([5, 1, 3]), jnp.asarray([False, True, True]))
+    free, pages = free.take(jnp.ones(3, bool))
+    assert pages.tolist() == [3, 1, -1]
