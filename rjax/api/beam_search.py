@@ -117,6 +117,7 @@ class BeamSearch:
             temperature=0,
             max_tokens=1,
             logprobs=self.num_candidates,
+            logprobs_mode="raw_logprobs",
             ignore_eos=True,
             detokenize=self._num_logprobs is not None,
             output_kind=RequestOutputKind.FINAL_ONLY,

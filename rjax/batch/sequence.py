@@ -76,6 +76,7 @@ class Sequence:
         max_length: most tokens, prompt and output.
         sampler_mode: the cheapest sampler mode that serves it.
         wants_logprobs: whether log-probabilities of its tokens or of its prompt are asked for.
+        wants_processed_logprobs: whether those of its tokens are of the sampling distribution.
     """
 
     request_id: str
@@ -125,6 +126,7 @@ class Sequence:
     max_length: int = dataclasses.field(init=False)
     sampler_mode: SamplerMode = dataclasses.field(init=False)
     wants_logprobs: bool = dataclasses.field(init=False)
+    wants_processed_logprobs: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.num_known = len(self.prompt_token_ids) + len(self.output_token_ids)
@@ -133,6 +135,8 @@ class Sequence:
         self.sampler_mode = "full" if self.mask is not None else self.params.sampler_mode
         asked = self.params.logprobs, self.params.prompt_logprobs
         self.wants_logprobs = asked != (None, None)
+        processed = self.params.processed_logprobs
+        self.wants_processed_logprobs = processed and self.params.logprobs is not None
 
     @property
     def waits_for_mask(self) -> bool:

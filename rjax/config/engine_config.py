@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, no_type_check
 
 from rjax.config.kv_events import KvEventsConfig, kv_events_config
+from rjax.config.logprobs_mode import LogprobsMode, check_logprobs_mode
 from rjax.config.memory_sizes import GIB, host_memory, parse_size
 from rjax.errors import InvalidConfigError, near_miss
 from rjax.vllm.options import own_options
@@ -214,6 +215,9 @@ class SchedulerSettings:
             tokens then come at least twice as fast. Otherwise, on a CPU and with ``warmup`` "off"
             it is 1.
         max_logprobs: maximum alternatives that a request may ask for at each position.
+        logprobs_mode: log-probabilities of requests that do not set it: "raw_logprobs" are those of
+            the model's logits, "processed_logprobs" those of the distribution that is sampled from.
+            Those of prompts are always raw.
         priority_patience: a request of priority p runs before this many earlier requests of
             priority p + 1, so that no request waits forever.
     """
@@ -223,6 +227,7 @@ class SchedulerSettings:
     max_num_prefill_ahead: int | None = None
     num_decode_steps: AutoInt = "auto"
     max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     priority_patience: int = 1024
 
     def __post_init__(self) -> None:
@@ -231,6 +236,7 @@ class SchedulerSettings:
         _positive_or_auto("num_decode_steps", self.num_decode_steps)
         _positive("max_num_prefill_ahead", self.max_num_prefill_ahead, least=0)
         _positive("max_logprobs", self.max_logprobs)
+        check_logprobs_mode(self.logprobs_mode, InvalidConfigError)
         _positive("priority_patience", self.priority_patience)
         if (
             self.max_num_batched_tokens is not None

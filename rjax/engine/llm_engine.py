@@ -87,6 +87,7 @@ class LLMEngine(Closable, Engine):
             vocab_size=parts.vocab_size,
             max_model_len=parts.max_model_len,
             max_logprobs=config.scheduler.max_logprobs,
+            logprobs_mode=config.scheduler.logprobs_mode,
             eos_token_ids=self._eos,
             has_tokenizer=self._tokenizer is not None,
         )
@@ -172,7 +173,7 @@ class LLMEngine(Closable, Engine):
             cache_salt = named.cache_salt if cache_salt is None else cache_salt
         root = self._salted_root(cache_salt)
         tokens, array = self._checks.prompt(prompt_token_ids)
-        self._checks.params(params)
+        params = self._checks.params(params)
         self._checks.logprob_start(logprob_start_len, len(tokens))
         pending = None
         if keep_as is not None:

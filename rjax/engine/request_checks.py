@@ -10,6 +10,7 @@ from typing import Any, no_type_check
 import numpy as np
 from jaxtyping import Int32
 
+from rjax.config.logprobs_mode import LogprobsMode
 from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.sampling import SamplingParams
 
@@ -23,6 +24,7 @@ class RequestChecks:
 
     Attributes:
         vocab_size, max_model_len, max_logprobs: the engine's limits.
+        logprobs_mode: that of requests that set none.
         eos_token_ids: tokens that end a sequence.
         has_tokenizer: whether the engine has a tokenizer.
     """
@@ -30,6 +32,7 @@ class RequestChecks:
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+    logprobs_mode: LogprobsMode
     eos_token_ids: frozenset[int]
     has_tokenizer: bool
 
@@ -58,14 +61,18 @@ class RequestChecks:
             tokens.append(int(token))
         return tokens, np.array(tokens, np.int32)
 
-    def params(self, params: SamplingParams) -> None:
-        """Check the sampling parameters against the model."""
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """The sampling parameters, checked against the model, with the engine's ``logprobs_mode``
+        where they have none."""
         params.check_model(self.vocab_size, self.max_logprobs, eos_token_ids=self.eos_token_ids)
         if params.stop_strings and not self.has_tokenizer:
             raise InvalidRequestError(
                 "stop strings need a tokenizer, and this engine was made without one; use "
                 "stop_token_ids"
             )
+        if params.logprobs_mode is None and self.logprobs_mode != "raw_logprobs":
+            return dataclasses.replace(params, logprobs_mode=self.logprobs_mode)
+        return params  # None is raw
 
     @no_type_check
     def queueing(self, priority: int, share: str | None) -> None:

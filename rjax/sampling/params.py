@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast, no_type_check
 
+from rjax.config.logprobs_mode import LogprobsMode, check_logprobs_mode
 from rjax.config.sampling_limits import LIMITS
 from rjax.errors import InvalidRequestError, near_miss
 from rjax.sampling import checks
@@ -82,9 +83,14 @@ class SamplingParams:
         ignore_eos: continue after the model's end-of-sequence token.
         max_tokens: most tokens to generate; None is up to the model's length.
         min_tokens: suppress end-of-sequence and stop tokens before this many tokens.
-        logprobs: alternatives to report with each token's log-probability under the raw logits. 0
-            reports only the chosen token, -1 the whole vocabulary, None nothing.
-        prompt_logprobs: the same for the prompt's tokens.
+        logprobs: alternatives to report with each token's log-probability. 0 reports only the
+            chosen token, -1 the whole vocabulary, None nothing.
+        logprobs_mode: the distribution of ``logprobs``, their order, ranks and sum: "raw_logprobs"
+            is the softmax of the model's logits, "processed_logprobs" the distribution that the
+            token is sampled from, after masks, bias, penalties, temperature and truncation; tokens
+            outside it have -inf. A greedy token's is that of temperature 1, without truncation.
+            None is the engine's ``logprobs_mode``.
+        prompt_logprobs: the same as ``logprobs`` for the prompt's tokens, always raw.
         detokenize: convert tokens to text; stop strings need it.
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: put spaces between special tokens in the text.
@@ -119,6 +125,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -137,6 +144,8 @@ class SamplingParams:
         if not isinstance(self.output_kind, RequestOutputKind):
             kinds = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
             checks.refuse("output_kind", self.output_kind, f"give one of {kinds}")
+        if self.logprobs_mode is not None:
+            check_logprobs_mode(self.logprobs_mode, InvalidRequestError)
         self._check_together()
         self._normalise_temperature()
 
@@ -300,6 +309,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def processed_logprobs(self) -> bool:
+        """Whether the log-probabilities are those of the distribution that is sampled from."""
+        return self.logprobs_mode == "processed_logprobs"
+
+    @property
     def sampler_mode(self) -> SamplerMode:
         """The cheapest sampler mode that serves this request.
 
@@ -438,5 +452,5 @@ _BOOLEANS = (
 )
 _NULLABLE = frozenset(
     {"best_of", "seed", "stop", "stop_token_ids", "max_tokens", "logprobs", "prompt_logprobs"}
-    | {"logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"}
+    | {"logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "logprobs_mode"}
 )

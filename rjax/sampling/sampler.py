@@ -31,9 +31,9 @@ class SampleResult:
 
     Attributes:
         tokens: token ids.
-        logprob: log-probability of the token under the raw logits.
+        logprob: log-probability of the token.
         rank: 1 is the most likely token; 0 in a row that is not live.
-        top_ids, top_logprobs: the A most likely tokens under the raw logits, best first.
+        top_ids, top_logprobs: the A most likely tokens, best first.
     """
 
     tokens: Int32[Array, " B"]
@@ -51,6 +51,7 @@ def sample(
     *,
     mode: SamplerMode,
     num_logprobs: int,
+    processed_logprobs: bool = False,
     bitmask: UInt32[Array, "B W"] | None = None,
     argmax: Argmax = first_largest,
 ) -> tuple[SampleResult, SamplingState]:
@@ -69,6 +70,9 @@ def sample(
         mode: static. "greedy" is the argmax of the raw logits, "random" adds temperature, "full"
             supports every parameter (``SamplingParams.sampler_mode``, ``step_mode``).
         num_logprobs: static; number of alternatives A per row, at most V.
+        processed_logprobs: static; rows with ``SamplingState.processed_logprobs`` report the
+            distribution that they sample from. All other rows, and all without it, report that of
+            the raw logits.
         bitmask: tokens that each row may take in this step, as in ``SamplingState.allowed``; used
             only in mode "full".
         argmax: the argmax over V; an equivalent one where devices share V.
@@ -77,14 +81,16 @@ def sample(
     rows = jax.tree.map(lambda field: field[jnp.where(live, slots, 0)], state)
     if bitmask is not None:
         rows = dataclasses.replace(rows, allowed=rows.allowed & bitmask)
-    if mode == "greedy":
-        tokens = argmax(finite(logits))
-    else:
-        x = process(logits, rows) if mode == "full" else finite(logits)
-        tokens = _drawn(x, rows, argmax, truncated=mode == "full")
+    x = process(logits, rows) if mode == "full" else finite(logits)
+    truncated = mode == "full"
+    tokens = argmax(x) if mode == "greedy" else _drawn(x, rows, argmax, truncated=truncated)
     tokens = jnp.where(live, tokens.astype(jnp.int32), -1)
 
-    chances = token_logprobs(logits, tokens, num_logprobs)
+    reported = logits
+    if processed_logprobs:
+        sampled_from = _sampled_from(x, rows, truncated=truncated)
+        reported = jnp.where(rows.processed_logprobs[:, None] > 0, sampled_from, logits)
+    chances = token_logprobs(reported, tokens, num_logprobs)
     fields = {name: getattr(state, name) for name in FIELDS}
     writes = jnp.where(live, slots, num_slots)  # beyond the axis: dropped
     fields["num_output"] = state.num_output.at[writes].add(1, mode="drop")
@@ -112,6 +118,16 @@ def scaled(
     # Avoid NaN in a row without an allowed token, which the request's checks exclude.
     x = jnp.where(x == -jnp.inf, -jnp.inf, (x - highest) / temperature)
     return truncate(x, rows.top_k, rows.top_p, rows.min_p) if truncated else x
+
+
+def _sampled_from(
+    x: Float32[Array, "B V"], rows: SamplingState, *, truncated: bool
+) -> Float32[Array, "B V"]:
+    """Logits of the distribution that each row samples from; ``x`` as it is at temperature 1, so
+    that the log-probabilities have the bits of the raw ones where nothing is processed."""
+    heated = (rows.temperature > 0) & (rows.temperature != 1)
+    y = scaled(x, rows, truncated=truncated)
+    return jnp.where((y == -jnp.inf) | heated[:, None], y, x)
 
 
 def _drawn(

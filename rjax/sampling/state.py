@@ -32,6 +32,8 @@ class SamplingState:
         key: the seed, high 32 bits first. A token's random numbers depend on it and ``num_output``.
         num_output: tokens sampled so far.
         min_tokens: ``suppressed`` applies while ``num_output`` is below this.
+        processed_logprobs: 1 if the row reports the distribution that it samples from, 0 if that of
+            the raw logits; see ``SamplingParams.logprobs_mode``.
         suppressed: ids that end the sequence, padded with -1.
         bias_ids: distinct ids with a bias, padded with -1.
         bias_values: added to the logits of ``bias_ids``.
@@ -51,6 +53,7 @@ class SamplingState:
     key: UInt32[Array, "slots 2"]
     num_output: Int32[Array, " slots"]
     min_tokens: Int32[Array, " slots"]
+    processed_logprobs: Int32[Array, " slots"]
     suppressed: Int32[Array, "slots E"]
     bias_ids: Int32[Array, "slots Z"]
     bias_values: Float32[Array, "slots Z"]
@@ -74,6 +77,7 @@ class SlotRow:
     key: UInt32[_Host, "2"]
     num_output: Int32[_Host, ""]
     min_tokens: Int32[_Host, ""]
+    processed_logprobs: Int32[_Host, ""]
     suppressed: Int32[_Host, " E"]
     bias_ids: Int32[_Host, " Z"]
     bias_values: Float32[_Host, " Z"]
@@ -157,6 +161,7 @@ def slot_row(
         key=np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32),
         num_output=np.array(len(output), np.int32),
         min_tokens=np.array(params.min_tokens, np.int32),
+        processed_logprobs=np.array(params.processed_logprobs, np.int32),
         suppressed=_padded(ends, LIMITS.suppressed, -1, np.int32),
         bias_ids=_padded(list(bias.keys()), LIMITS.logit_bias, -1, np.int32),
         bias_values=_padded(list(bias.values()), LIMITS.logit_bias, 0, np.float32),

@@ -91,6 +91,7 @@ class Worker(StepWorker):
         page_size = config.cache.page_size
         self._model_config = model
         self._max_logprobs = min(config.scheduler.max_logprobs, model.vocab_size)
+        self._logprobs_mode = config.scheduler.logprobs_mode
         self._progress = config.use_tqdm and bars_are_seen()
         self._kv_dtype = kv_dtype
         self._backend, self._mesh = backend, mesh
@@ -308,6 +309,7 @@ class Worker(StepWorker):
             modes,
             num_decode_steps=self.num_decode_steps if several else 1,
             num_logprobs=self._max_logprobs,
+            processed_logprobs=self._logprobs_mode == "processed_logprobs",
             spare_rows=self._backend.spare_rows,
         )
         self._background = BackgroundWarmup(

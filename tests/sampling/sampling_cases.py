@@ -14,8 +14,9 @@ V = 40  # not a multiple of 32
 SLOTS, WIDTH = 6, 5  # rows of the state and of a step, the same everywhere: little to compile
 EOS = (0, 7)
 
-step = jax.jit(sample, static_argnames=("mode", "num_logprobs"))
-donating_step = jax.jit(sample, static_argnames=("mode", "num_logprobs"), donate_argnames="state")
+_STATIC = ("mode", "num_logprobs", "processed_logprobs")
+step = jax.jit(sample, static_argnames=_STATIC)
+donating_step = jax.jit(sample, static_argnames=_STATIC, donate_argnames="state")
 
 
 @jax.jit

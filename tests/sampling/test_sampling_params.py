@@ -87,6 +87,9 @@ BAD = [
     ("logit_bias", {1: math.inf}),
     ("logit_bias", {1: "1"}),
     ("logit_bias", {i: 1.0 for i in range(1025)}),
+    ("logprobs_mode", "raw"),
+    ("logprobs_mode", "processed_logits"),
+    ("logprobs_mode", ["raw_logprobs"]),
     ("output_kind", "delta"),
     ("output_kind", 1),
 ]  # fmt: skip
@@ -105,7 +108,8 @@ def test_defaults_are_those_of_vllm():
         n=1, best_of=None, presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0,
         temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None, stop=(), stop_token_ids=(),
         ignore_eos=False, max_tokens=16, min_tokens=0, logprobs=None, prompt_logprobs=None,
-        detokenize=True, skip_special_tokens=True, spaces_between_special_tokens=True,
+        logprobs_mode=None, detokenize=True,
+        skip_special_tokens=True, spaces_between_special_tokens=True,
         include_stop_str_in_output=False, output_kind=RequestOutputKind.CUMULATIVE,
         logit_bias=None, allowed_token_ids=None, bad_words=None, structured_outputs=None,
     )  # fmt: skip

@@ -32,6 +32,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "allowed_token_ids": (None,),
     "prompt_logprobs": (None,),
+    "logprobs_mode": (None, "raw_logprobs"),
 }
 """Fields that a search cannot follow, and their values without effect."""
 

@@ -195,6 +195,13 @@ class SharedSampling(RequestModel):
     allowed_token_ids: FailFastList[int] | None = None
     bad_words: FailFastList[str] | None = None
     structured_outputs: StructuredOutputs | None = None
+    logprobs_mode: Annotated[
+        str | None,
+        Field(
+            description="raw_logprobs or processed_logprobs, those of the distribution that is "
+            "sampled from; default: --logprobs-mode"
+        ),
+    ] = None
     priority: Annotated[
         int | None, Field(description="smaller runs earlier, among requests of one API key")
     ] = None

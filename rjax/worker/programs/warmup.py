@@ -37,6 +37,7 @@ def warmup_keys(
     *,
     num_decode_steps: int,
     num_logprobs: int = 0,
+    processed_logprobs: bool = False,
     spare_rows: int = 0,
 ) -> list[ProgramKey]:
     """The programs of all step shapes, without duplicates, in the order of compilation.
@@ -52,6 +53,8 @@ def warmup_keys(
         modes: the sampler modes.
         num_decode_steps: steps of a multi-step program; 1 compiles none.
         num_logprobs: alternatives that the sampling with logprobs returns; 0 compiles none.
+        processed_logprobs: compile the sampling with logprobs of the sampling distribution; without
+            it, that with raw ones. The other is compiled at its first use.
         spare_rows: rows up to which a step is bound by reading the weights; 0 if a step costs as
             much as its rows.
     """
@@ -63,7 +66,10 @@ def warmup_keys(
             with_prompt = StepFeatures("greedy", num_prompt_logprobs=num_logprobs)
             found.append(prompt_logprobs_key(shapes.largest, with_prompt))
     if num_logprobs:
-        with_logprobs = [StepFeatures(mode, num_logprobs) for mode in modes]
+        with_logprobs = [
+            StepFeatures(mode, num_logprobs, processed_logprobs=processed_logprobs)
+            for mode in modes
+        ]
         found += [sampling_key(s.seqs, each) for each in with_logprobs for s in shapes.all]
     if num_decode_steps > 1:
         found += [key for shape in shapes.decode for key in _multi_step_keys(shape, modes)]

@@ -181,6 +181,7 @@ def _sampled(
         rows[1] > 0,
         mode=features.sampling,
         num_logprobs=features.num_logprobs,
+        processed_logprobs=features.processed_logprobs,
         bitmask=bitmask,
         argmax=argmax,
     )

@@ -112,3 +112,47 @@ def test_three_views_of_the_same_tokens_agree(post):
     assert scored[0] is None and choice["logprobs"]["token_logprobs"][0] is None
     for i, token in enumerate(choice["prompt_token_ids"][1:], start=1):
         assert scored[i][str(token)]["logprob"] == choice["logprobs"]["token_logprobs"][i]
+
+
+def chances(choice):
+    """Probabilities of each token's alternatives in a choice of either route."""
+    logprobs = choice["logprobs"]
+    if "content" in logprobs:
+        return [
+            [math.exp(other["logprob"]) for other in token["top_logprobs"]]
+            for token in logprobs["content"]
+        ]
+    return [[math.exp(value) for value in top.values()] for top in logprobs["top_logprobs"]]
+
+
+@pytest.mark.parametrize(
+    ("route", "given"),
+    [
+        (COMPLETIONS, {"prompt": "a", "logprobs": 2}),
+        (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 2}),
+    ],
+)
+def test_processed_logprobs_are_those_of_what_is_sampled_from(post, refused, http, route, given):
+    sampling = {"temperature": 1.5, "top_k": 2, "seed": 3, "max_tokens": 4, "ignore_eos": True}
+    body = {"model": "tiny", **sampling, **given}
+    raw, processed = (
+        post(route, **body, logprobs_mode=mode)[1]["choices"][0]
+        for mode in ("raw_logprobs", "processed_logprobs")
+    )
+    assert chances(post(route, **body)[1]["choices"][0]) == chances(raw)
+    for of_raw, of_processed in zip(chances(raw), chances(processed), strict=True):
+        assert sum(of_processed) == pytest.approx(1, abs=1e-6)
+        assert sum(of_raw) < 0.99
+        heated = [chance ** (1 / 1.5) for chance in of_raw]
+        want = [chance / sum(heated) for chance in heated]
+        assert sorted(of_processed) == pytest.approx(sorted(want), abs=1e-5)
+    streamed = []
+    with http.stream(
+        "POST", route, json={**body, "logprobs_mode": "processed_logprobs", "stream": True}
+    ) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    streamed += chances(choice) if choice.get("logprobs") else []
+    assert streamed == chances(processed)
+    assert "give 'raw_logprobs' or" in refused(route, **given, logprobs_mode="raw_logits")
