@@ -30,8 +30,13 @@ class ContextLengthError(InvalidRequestError):
     """
 
     @classmethod
-    def of_tokens(cls, count: int, max_model_len: int) -> "ContextLengthError":
-        """The error of a prompt of ``count`` tokens."""
+    def of_tokens(cls, count: int, max_model_len: int, room: int = 1) -> "ContextLengthError":
+        """The error of a prompt of ``count`` tokens; ``room`` is 0 where none is generated."""
+        if not room:
+            return cls(
+                f"This model's maximum context length is {max_model_len} tokens, and there are "
+                f"{count} to score: shorten them or raise max_model_len"
+            )
         return cls(
             f"This model's maximum context length is {max_model_len} tokens, and the prompt has "
             f"{count} tokens; at most {max_model_len - 1} fit, with one for the output: shorten it "

@@ -9,10 +9,14 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never
 
+import numpy as np
+from jaxtyping import Float32
+
 from rjax.api.async_engine import AsyncLLMEngine, QueueLimits
 from rjax.api.prefixed_prompts import PrefixedPrompts
 from rjax.api.prompts import Prompt, encode_conversations, raise_first_refusal
-from rjax.api.request_runner import default_sampling_params
+from rjax.api.request_runner import NewRequest, default_sampling_params
+from rjax.api.scoring import per_token_logps, score_requests
 from rjax.closing import Closable
 from rjax.config import EngineConfig, RelaySettings
 from rjax.engine.arg_utils import EngineArgs
@@ -191,6 +195,32 @@ class AsyncLLM:
         given = {"priority": priority, "timeout": timeout}
         async for output in self._outputs(found, sampling_params, request_id, given):
             yield output
+
+    async def get_per_token_logps(
+        self, prompts: Any, completions: Any, *, temperature: float = 1.0
+    ) -> list[Float32[np.ndarray, " T"]]:
+        """The log-probability of each token of each completion, as `LLM.get_per_token_logps`.
+        Cancelling the task, or an error of one pair, aborts all of them."""
+        await self._ensure_started()
+        requests = await self._on_thread(
+            lambda: score_requests(prompts, completions, self._prompts, temperature=temperature)
+        )
+
+        async def run(i: int, request: NewRequest) -> Float32[np.ndarray, " T"]:
+            outputs = self._outputs([request.prompt], request.params, None, dict(request.options))
+            try:
+                (output,) = [output async for output in outputs]
+            except InvalidRequestError as error:
+                raise type(error)(f"prompts[{i}]: {error}") from error
+            return per_token_logps(request, output)
+
+        tasks = [asyncio.ensure_future(run(*pair)) for pair in enumerate(requests)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort requests; each gets a last output with ``finish_reason`` "abort". Unknown ids are

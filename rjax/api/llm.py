@@ -16,7 +16,7 @@ from rjax.api.request_runner import (
     new_requests,
     params_per_prompt,
 )
-from rjax.api.scoring import ScoreOutput, refuse_pooling, score_output, score_requests
+from rjax.api.scoring import Scoring
 from rjax.batch.kernel_use import KernelUse
 from rjax.closing import Closable, SynchronizedClosable, synchronized
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
@@ -30,7 +30,7 @@ from rjax.vllm.names import ARGUMENTS, RESET_ARGUMENTS, missing_attribute, refus
 
 
 @with_engine_options
-class LLM(SynchronizedClosable):
+class LLM(Scoring):
     """A model ready to generate.
 
     Calls from several threads run one after the other. Requests of `stream` also advance in the
@@ -256,47 +256,6 @@ class LLM(SynchronizedClosable):
         every = self._params(sampling_params, len(found), RequestOutputKind.DELTA)
         requests = new_requests(found, every, priority)
         return OutputStream(self, self._runner, self._runner.open_stream(requests))
-
-    @synchronized
-    def score(
-        self, prompts: Any, continuations: Any, *, use_tqdm: bool | Callable[..., Any] = True
-    ) -> list[ScoreOutput]:
-        """The log-likelihood of each continuation of its prompt. A prefix that several prompts
-        share is computed once, so that several choices for one question cost little more than one.
-
-        Args:
-            prompts: one prompt for all continuations, or one for each; forms as in `generate`. An
-                empty text is the model's BOS token alone.
-            continuations: texts for prompts of text, token ids for prompts of token ids. Prompt and
-                continuation are tokenised as one text; a token that spans both belongs to the
-                continuation.
-            use_tqdm: see `generate`.
-
-        Returns:
-            One `ScoreOutput` per continuation, in the order of the continuations.
-
-        Raises:
-            InvalidRequestError: one of the pairs cannot be scored.
-        """
-        requests = score_requests(prompts, continuations, self._prompts)
-        outputs = self._runner.run(requests, use_tqdm)
-        return [score_output(*pair) for pair in zip(requests, outputs, strict=True)]
-
-    def embed(self, *given: Any, **options: Any) -> Never:
-        """Not supported: no supported model family pools.
-
-        Raises:
-            InvalidRequestError: always.
-        """
-        refuse_pooling("LLM.embed")
-
-    def encode(self, *given: Any, **options: Any) -> Never:
-        """Not supported: no supported model family pools.
-
-        Raises:
-            InvalidRequestError: always.
-        """
-        refuse_pooling("LLM.encode")
 
     @synchronized
     def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:

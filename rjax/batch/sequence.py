@@ -43,6 +43,7 @@ class Sequence:
         mask_pending: whether the mask does not know the last token yet.
         masks_until_quick: quick masks until it is scheduled as any other; 0 unless one was late.
         logprob_start_len: first prompt token whose log-probability is reported.
+        prompt_temperature: what divides the logits of the prompt's log-probabilities.
         output_token_ids: tokens read back from the device; ``receive`` adds to them.
         in_flight: tokens sampled on the device and not read back, of at most two dispatches.
         num_known: tokens whose ids the host has.
@@ -94,6 +95,7 @@ class Sequence:
     mask_pending: bool = False
     masks_until_quick: int = 0
     logprob_start_len: int = 0
+    prompt_temperature: float = 1.0
     output_token_ids: list[int] = dataclasses.field(default_factory=list)
     in_flight: int = 0
     num_known: int = 0

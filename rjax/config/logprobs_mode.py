@@ -7,6 +7,8 @@ from rjax.errors import RjaxError
 type LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 LOGPROBS_MODES: tuple[str, ...] = get_args(LogprobsMode.__value__)
+SCORING_TEMPERATURES = 0.01, 100.0
+"""Range of what may divide the logits of given tokens."""
 
 
 def check_logprobs_mode(value: Any, error: type[RjaxError]) -> None:

@@ -161,6 +161,7 @@ class LLMEngine(Closable, Engine):
         timeout: float | None = None,
         keep_as: KeepAs | None = None,
         logprob_start_len: int = 0,
+        prompt_temperature: float = 1.0,
     ) -> None:
         self._check_open()
         if request_id in self._requests:
@@ -172,14 +173,16 @@ class LLMEngine(Closable, Engine):
             prompt_token_ids = [*named.token_ids, *prompt_token_ids]
             cache_salt = named.cache_salt if cache_salt is None else cache_salt
         root = self._salted_root(cache_salt)
-        tokens, array = self._checks.prompt(prompt_token_ids)
+        room = 0 if logprob_start_len else 1
+        tokens, array = self._checks.prompt(prompt_token_ids, room)
         params = self._checks.params(params)
         self._checks.logprob_start(logprob_start_len, len(tokens))
+        prompt_temperature = self._checks.prompt_temperature(prompt_temperature)
         pending = None
         if keep_as is not None:
             pending = self._prefixes.prepare(keep_as, tokens, cache_salt, root)
         masks = self._masks.of_request(params, masks)
-        longest = self.max_model_len - len(tokens)
+        longest = max(self.max_model_len - len(tokens), 1)
         arrival = next(self._arrivals)
         drawn = drawn_seed(self.config.model.seed, arrival)
         request = self._requests[request_id] = Request.start(
@@ -198,6 +201,7 @@ class LLMEngine(Closable, Engine):
             eos=self._eos,
             deadline=deadline,
             logprob_start_len=logprob_start_len,
+            prompt_temperature=prompt_temperature,
         )
         if pending is not None:
             self._prefixes.pending[request_id] = pending

@@ -162,12 +162,14 @@ class Engine(PrefixEngine, Protocol):
         timeout: float | None = None,
         keep_as: KeepAs | None = None,
         logprob_start_len: int = 0,
+        prompt_temperature: float = 1.0,
     ) -> None:
         """Queue a request.
 
         Args:
             request_id: unique among live requests.
-            prompt_token_ids: 1 to ``max_model_len`` - 1 tokens.
+            prompt_token_ids: 1 to ``max_model_len`` - 1 tokens, or up to ``max_model_len`` with a
+                ``logprob_start_len``; the one token that is then sampled has no KV.
             params: how to sample; checked against this model here.
             prompt: the prompt's text, for the output.
             priority: smaller runs first in a share; see ``SchedulerSettings.priority_patience``.
@@ -182,6 +184,7 @@ class Engine(PrefixEngine, Protocol):
             logprob_start_len: index of the first prompt token that ``params.prompt_logprobs``
                 reports. Entries before it are None, and the tokens before it may be served from the
                 cache.
+            prompt_temperature: what divides the logits of ``params.prompt_logprobs``, 0.01 to 100.
 
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.

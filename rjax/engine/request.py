@@ -14,7 +14,7 @@ from rjax.batch.sequence import Sequence
 from rjax.batch.step_readout import HostLogprobs
 from rjax.batch.token_mask import TokenMask
 from rjax.engine.best_samples import best_samples
-from rjax.engine.completion import Completion, StepLogprobs, logprob_entry
+from rjax.engine.completion import Completion, StepLogprobs, logprob_entry, token_texts
 from rjax.errors import without_frames
 from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
@@ -75,6 +75,7 @@ class Request:
         eos: frozenset[int],
         deadline: float | None,
         logprob_start_len: int,
+        prompt_temperature: float,
     ) -> "Request":
         """A request that arrives now.
 
@@ -95,6 +96,7 @@ class Request:
                 hashes=PageHashes(root, page_size),
                 mask=masks[index] if masks else None,
                 logprob_start_len=logprob_start_len,
+                prompt_temperature=prompt_temperature,
                 arrival_time=now,
             )
             for index in range(params.num_sequences)
@@ -157,14 +159,28 @@ class Request:
 
         Known ones are kept: after a preemption a prompt may be computed again.
         """
-        known = self.prompt_logprobs
+        known, limit = self.prompt_logprobs, self.params.prompt_logprobs
         if known is None:
             return
         prompt = self.sequences[0].prompt_token_ids
-        limit = self.params.prompt_logprobs
-        for position, step in enumerate(step_logprobs(found, rows, [limit]), start + 1):
-            if position == len(known) < len(prompt):
-                known.append(logprob_entry(prompt[position], step, limit, self.tokenizer))
+        offset, first = rows.start - (start + 1), len(known)
+        rows = slice(max(offset + first, rows.start), min(offset + len(prompt), rows.stop))
+        if rows.start != offset + first or rows.start >= rows.stop:
+            return
+        tokens = prompt[first : first + rows.stop - rows.start]
+        if limit:
+            steps = step_logprobs(found, rows, [limit])
+            known += [
+                logprob_entry(token, step, limit, self.tokenizer)
+                for token, step in zip(tokens, steps, strict=True)
+            ]
+        else:  # without alternatives, for speed: trainers score very many tokens
+            text = token_texts(self.tokenizer)
+            values, ranks = found.logprob[rows].tolist(), found.rank[rows].tolist()
+            known += [
+                {token: Logprob(value, rank, text(token))}
+                for token, value, rank in zip(tokens, values, ranks, strict=True)
+            ]
 
     def snapshot(self) -> RequestOutput:
         """The output now, in the form of ``params.output_kind``."""

@@ -10,9 +10,9 @@ from typing import Any, no_type_check
 import numpy as np
 from jaxtyping import Int32
 
-from rjax.config.logprobs_mode import LogprobsMode
+from rjax.config.logprobs_mode import SCORING_TEMPERATURES, LogprobsMode
 from rjax.errors import ContextLengthError, InvalidRequestError
-from rjax.sampling import SamplingParams
+from rjax.sampling import SamplingParams, checks
 
 _SALT_CHARS = 128
 _NAME_CHARS = 256
@@ -37,13 +37,15 @@ class RequestChecks:
     has_tokenizer: bool
 
     @no_type_check
-    def prompt(self, token_ids: Sequence[Any]) -> tuple[list[int], Int32[np.ndarray, " T"]]:
+    def prompt(
+        self, token_ids: Sequence[Any], room: int = 1
+    ) -> tuple[list[int], Int32[np.ndarray, " T"]]:
         """The prompt as plain ints and as an array, checked to be in the vocabulary and to leave
-        room for one output token."""
+        room for so many output tokens, 0 or 1."""
         if len(token_ids) == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token")
-        if len(token_ids) >= self.max_model_len:
-            raise ContextLengthError.of_tokens(len(token_ids), self.max_model_len)
+        if len(token_ids) > self.max_model_len - room:
+            raise ContextLengthError.of_tokens(len(token_ids), self.max_model_len, room)
         if operator.countOf(map(type, token_ids), int) == len(token_ids):
             with contextlib.suppress(OverflowError):
                 array = np.fromiter(token_ids, np.int64, len(token_ids))
@@ -92,6 +94,10 @@ class RequestChecks:
                 f"logprob_start_len is {start!r}; give a whole number from 0 to {length - 1}"
             )
         return start
+
+    def prompt_temperature(self, temperature: float) -> float:
+        """The temperature of the prompt's log-probabilities, checked to be in range."""
+        return checks.real("prompt_temperature", temperature, *SCORING_TEMPERATURES)
 
     @no_type_check
     def timeout(self, timeout: float) -> float:

@@ -182,7 +182,8 @@ class ProgramArguments:
         if key.kind == "prompt_logprobs":
             shape = key.shape.rows, self.hidden_size
             hidden = struct(shape, self.dtype, sharding=replicated)
-            return self.leaves, hidden, np.zeros(key.shape.rows, np.int32)
+            rows = key.shape.rows
+            return self.leaves, hidden, np.zeros(rows, np.int32), np.ones(rows, np.float32)
         size = layouts[key.shape].size
         packed = np.zeros(size if key.kind == "step" else (self.num_decode_steps, size), np.int32)
         return self.leaves, self.state, packed

@@ -1,7 +1,9 @@
 """The input of a step, prepared from its batch."""
 
+from typing import NamedTuple
+
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float32, Int
 
 from rjax.batch.page_groups import GroupKind, PageGroups, first_page
 from rjax.batch.scheduled_sequence import ScheduledSequence
@@ -12,6 +14,14 @@ from rjax.pallas_kernels.gated_delta.states import StateRows
 from rjax.worker.step.input import GroupInput, StepInput
 from rjax.worker.step.shape import StepShape
 from rjax.worker.step.state_rows import empty_state_rows, write_state_rows
+
+
+class PromptTargets(NamedTuple):
+    """The prompt token that follows each row of a step and what divides the row's logits; 0 and 1
+    where no prompt logprobs are wanted."""
+
+    tokens: Int[np.ndarray, " T"]
+    temperatures: Float32[np.ndarray, " T"]
 
 
 def build_step_input(
@@ -226,17 +236,18 @@ def _tokens(
     return tokens
 
 
-def prompt_targets(batch: list[ScheduledSequence], rows: int) -> Int[np.ndarray, " T"]:
-    """The prompt token that follows each row of a step, where prompt logprobs are wanted; else 0.
+def prompt_targets(batch: list[ScheduledSequence], rows: int) -> PromptTargets:
+    """Which prompt logprobs the rows of a step give.
 
     Args:
         batch: the scheduled sequences in the order of the step.
         rows: number of token rows in the step, T.
     """
-    targets, row = np.zeros(rows, np.int32), 0
+    found, row = PromptTargets(np.zeros(rows, np.int32), np.ones(rows, np.float32)), 0
     for sequence, start, stop, _, _ in batch:
         if sequence.params.prompt_logprobs is not None:
             following = sequence.prompt_array[start + 1 : stop + 1]
-            targets[row : row + len(following)] = following
+            found.tokens[row : row + len(following)] = following
+            found.temperatures[row : row + len(following)] = sequence.prompt_temperature
         row += stop - start
-    return targets
+    return found

@@ -102,19 +102,25 @@ def compile_prompt_logprobs(
 ) -> Callable[..., TokenLogprobs]:
     """Make the jitted log-probabilities of the prompt tokens of a step.
 
-    Its arguments are (leaves, hidden, targets): the model's flat parameter leaves, the hidden
-    states of a step, and the token that follows each of its T rows. It computes the logits of 64
-    rows at a time: those of all rows would take T x V.
+    Its arguments are (leaves, hidden, targets, temperatures): the model's flat parameter leaves,
+    the hidden states of a step, the token that follows each of its T rows, and what divides the
+    row's logits. It computes the logits of 64 rows at a time: those of all rows would take T x V.
     """
 
     def prompt_logprobs(
-        leaves: list[Array], hidden: Float[Array, "T D"], targets: Int[Array, " T"]
+        leaves: list[Array],
+        hidden: Float[Array, "T D"],
+        targets: Int[Array, " T"],
+        temperatures: Float32[Array, " T"],
     ) -> TokenLogprobs:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
 
-        def of_block(block: tuple[Float[Array, "X D"], Int[Array, " X"]]) -> list[Array]:
-            rows, following = block
-            return jax.tree.leaves(token_logprobs(model.logits(rows), following, num_logprobs))
+        def of_block(
+            block: tuple[Float[Array, "X D"], Int[Array, " X"], Float32[Array, " X"]],
+        ) -> list[Array]:
+            rows, following, heat = block
+            logits = model.logits(rows) / heat[:, None]
+            return jax.tree.leaves(token_logprobs(logits, following, num_logprobs))
 
         T = targets.shape[0]
         size = min(T, _PROMPT_BLOCK)
@@ -123,6 +129,7 @@ def compile_prompt_logprobs(
         blocks = (
             jnp.pad(hidden, ((0, padding), (0, 0))).reshape(num_blocks, size, -1),
             jnp.pad(targets, (0, padding)).reshape(num_blocks, size),
+            jnp.pad(temperatures, (0, padding), constant_values=1).reshape(num_blocks, size),
         )
         found = jax.lax.map(of_block, blocks)
         return TokenLogprobs(*[x.reshape(num_blocks * size, *x.shape[2:])[:T] for x in found])

@@ -19,6 +19,7 @@ from rjax.worker.programs.keys import (
 )
 from rjax.worker.step.features import StepFeatures
 from rjax.worker.step.layout import PackedLayouts
+from rjax.worker.step.prepare import PromptTargets
 from rjax.worker.step.result import StepResult
 from rjax.worker.step.shape import StepShape
 from rjax.worker.step.state import DeviceState
@@ -87,7 +88,7 @@ class StepRunner:
         shape: StepShape,
         features: StepFeatures,
         packed: Int[np.ndarray, " Z"],
-        targets: Int[np.ndarray, " T"] | None = None,
+        targets: PromptTargets | None = None,
     ) -> StepResult:
         """Dispatch a whole step, sampling included.
 
@@ -96,7 +97,7 @@ class StepRunner:
             shape: the step's shape.
             features: the step's features.
             packed: the step's packed input.
-            targets: the token that follows each row, for a step with prompt logprobs.
+            targets: those of a step with prompt logprobs.
         """
         step = self.run_forward(state, shape, features, packed, targets)
         if sampling_key(shape.seqs, features) is None:
@@ -124,7 +125,7 @@ class StepRunner:
         shape: StepShape,
         features: StepFeatures,
         packed: Int[np.ndarray, " Z"],
-        targets: Int[np.ndarray, " T"] | None = None,
+        targets: PromptTargets | None = None,
     ) -> UnsampledStep:
         """Dispatch a step whose tokens `sample` replaces, with its prompt logprobs. The arguments
         are those of `run`."""
@@ -132,7 +133,8 @@ class StepRunner:
         state.arrays, result = self._call(step_key(shape), self.leaves, state.arrays, packed)
         hidden, result = result.hidden, dataclasses.replace(result, hidden=None)
         if (key := prompt_logprobs_key(shape, features)) is not None:
-            prompt = self._call(key, self.leaves, hidden, targets)
+            assert targets is not None
+            prompt = self._call(key, self.leaves, hidden, *targets)
             result = dataclasses.replace(result, prompt=prompt)
         return UnsampledStep(features, self.layouts[shape].sampled_rows(packed), result)
 
