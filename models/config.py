@@ -6,6 +6,7 @@ from typing import Literal
 from rjax.models.experts_config import ExpertsConfig
 from rjax.models.formats.weight_format import WeightFormat
 from rjax.models.latent_config import LatentConfig
+from rjax.models.layer_config import LayerConfig, PerLayerInputs
 from rjax.models.linear_config import LinearAttentionConfig
 from rjax.models.rope import RopeConfig
 from rjax.models.schemes import UNQUANTISED, WeightScheme
@@ -26,6 +27,7 @@ class NormConfig:
         whole_qk: the norms of queries and keys are over all heads (N H and K H), not over H.
         qk_behind_rope: queries and keys are normed behind the rotary embedding (HunYuan).
         on_embedding: a norm of the token embeddings (BLOOM).
+        on_values: the values of each head are normed too, without a weight (Gemma 4).
     """
 
     placement: NormPlacement = "pre"
@@ -34,6 +36,7 @@ class NormConfig:
     whole_qk: bool = False
     qk_behind_rope: bool = False
     on_embedding: bool = False
+    on_values: bool = False
 
     @property
     def on_inputs(self) -> bool:
@@ -55,6 +58,7 @@ class ScaleConfig:
         attention_soft_cap: soft cap of the scaled attention scores.
         embedding: factor on the token embeddings, rounded to their dtype.
         residual: factor on the outputs of attention and feed-forward before the residual sum.
+        learned: the stream behind each layer is multiplied by a parameter of the layer.
         logits: factor on the logits.
         logit_soft_cap: soft cap of the logits.
     """
@@ -63,6 +67,7 @@ class ScaleConfig:
     attention_soft_cap: float | None = None
     embedding: float = 1.0
     residual: float = 1.0
+    learned: bool = False
     logits: float = 1.0
     logit_soft_cap: float | None = None
 
@@ -132,6 +137,12 @@ class ModelConfig:
         declares_stretched: ``max_position_embeddings`` counts the stretch of ``rope`` (Gemma 3).
         kv_head_copies: how often each KV head of the checkpoint is held, so that the devices of a
             mesh can share ``num_kv_heads`` evenly, which counts the copies; see `place`.
+        kv_projections: see `LayerConfig`.
+        layers: one entry per layer where layers have different sizes, which `of_layer` gives; empty
+            where all have those above.
+        kv_sources: one entry per layer, the layer whose keys and values it attends over; empty
+            where that is each layer itself.
+        per_layer_inputs: inputs that each layer has of its own; None without.
         text_model: the part that is loaded of an architecture with several; None for one that is
             only a text model.
     """
@@ -175,11 +186,45 @@ class ModelConfig:
     layer_ropes: tuple[RopeConfig | None, ...] = ()
     declares_stretched: bool = False
     kv_head_copies: int = 1
+    kv_projections: int = 2
+    layers: tuple[LayerConfig, ...] = ()
+    kv_sources: tuple[int, ...] = ()
+    per_layer_inputs: PerLayerInputs | None = None
     text_model: TextModel | None = None
 
     def scheme_of(self, path: str) -> WeightScheme:
         """How the weight of a projection is stored on the devices."""
         return dict(self.schemes).get(path, UNQUANTISED)
+
+    def of_layer(self, layer: int) -> "ModelConfig":
+        """The config with the sizes of one layer."""
+        if not self.layers:
+            return self
+        own = self.layers[layer]
+        sizes = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
+        return dataclasses.replace(self, **sizes, layers=())
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values a layer attends over: itself, or one before it."""
+        return self.kv_sources[layer] if self.kv_sources else layer
+
+    @property
+    def layer_heads(self) -> tuple[tuple[int, int], ...]:
+        """(K, H) of each layer."""
+        if not self.layers:
+            return ((self.num_kv_heads, self.head_dim),) * self.num_layers
+        return tuple((layer.num_kv_heads, layer.head_dim) for layer in self.layers)
+
+    @property
+    def widest_qkv(self) -> int:
+        """Numbers of the queries, keys and values of a token in the layer with the most."""
+        return max((self.num_heads + 2 * K) * H for K, H in self.layer_heads)
+
+    @property
+    def widest_mlp(self) -> int:
+        """F of the layer with the largest one."""
+        widths = (layer.intermediate_size for layer in self.layers)
+        return max(widths, default=self.intermediate_size)
 
     def is_linear(self, layer: int) -> bool:
         """Whether the attention of a layer is a gated delta net, which has states and no KV."""
@@ -250,10 +295,13 @@ class ModelConfig:
         of_experts = {} if self.experts is None else self.experts.axis_sizes
         of_latent = {} if self.latent is None else self.latent.axis_sizes
         of_linear = {} if self.linear is None else self.linear.axis_sizes
+        inputs = self.per_layer_inputs
+        of_layers = {} if inputs is None else {"L": self.num_layers, "p": inputs.width}
         return (
             of_experts
             | of_latent
             | of_linear
+            | of_layers
             | {
                 "D": self.hidden_size,
                 "N": self.num_heads,

@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
+from rjax.models.layer_config import LayerConfig
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.parameter import bits, variable_spec
 from rjax.models.sharding import TENSOR_AXIS
@@ -47,15 +48,22 @@ def place(config: ModelConfig, devices: int, *, expert_parallel: bool = False) -
                 f"{devices} devices cannot share {size} {what} evenly; this model can use "
                 f"{', '.join(map(str, works))}"
             )
-    num_kv_heads = config.num_kv_heads // config.kv_head_copies
-    copies = devices // math.gcd(num_kv_heads, devices)
     experts = config.experts
     return dataclasses.replace(
         config,
-        num_kv_heads=copies * num_kv_heads,
-        kv_head_copies=copies,
+        **_copied_heads(config, devices),
+        layers=tuple(
+            dataclasses.replace(layer, **_copied_heads(layer, devices)) for layer in config.layers
+        ),
         experts=experts and dataclasses.replace(experts, parallel=expert_parallel),
     )
+
+
+def _copied_heads(sizes: ModelConfig | LayerConfig, devices: int) -> dict[str, int]:
+    """The KV heads with copies, as many as the devices need, and how often each is held."""
+    num_kv_heads = sizes.num_kv_heads // sizes.kv_head_copies
+    copies = devices // math.gcd(num_kv_heads, devices)
+    return {"num_kv_heads": copies * num_kv_heads, "kv_head_copies": copies}
 
 
 def _shared_sizes(config: ModelConfig, expert_parallel: bool) -> dict[str, int]:
@@ -113,13 +121,16 @@ def _check_interleaved(path: str, module: Linear, mesh: Mesh | AbstractMesh) -> 
         )
 
 
-def copy_kv_heads(value: Array | np.ndarray, letters: str, copies: int) -> Array:
+def copy_kv_heads(
+    value: Array | np.ndarray, letters: str, copies: int, kv_projections: int = 2
+) -> Array:
     """A projection of queries, keys and values with each KV head copied.
 
     Args:
         value: an array with axes K and A next to each other; A ends with a key and a value.
         letters: the axis letters of ``value``.
         copies: number of copies of each KV head.
+        kv_projections: entries at the end of A, two for a key and a value; see `LayerConfig`.
 
     Returns:
         The same with K * copies KV heads, which share the other entries of A.
@@ -127,7 +138,7 @@ def copy_kv_heads(value: Array | np.ndarray, letters: str, copies: int) -> Array
     axis = letters.split().index("K")
     assert letters.split()[axis + 1] == "A"
     K, A = value.shape[axis : axis + 2]
-    queries, kv = jnp.split(jnp.asarray(value), [A - 2], axis + 1)
+    queries, kv = jnp.split(jnp.asarray(value), [A - kv_projections], axis + 1)
     before, after = value.shape[:axis], value.shape[axis + 2 :]
-    queries = queries.reshape(*before, K * copies, (A - 2) // copies, *after)
+    queries = queries.reshape(*before, K * copies, (A - kv_projections) // copies, *after)
     return jnp.concatenate([queries, jnp.repeat(kv, copies, axis)], axis + 1)

@@ -199,12 +199,13 @@ def field_table(
     ``model_types`` are the allowed values of ``model_type``: transformers chooses the model by it,
     not by ``architectures``.
     """
-    model_types = tuple(model_types)
+    model_types, reads = tuple(model_types), frozenset(reads)
+    everywhere = {name: rule for name, rule in _EVERYWHERE.items() if name not in reads}
     model_type = one_of(*model_types, why="any other contradicts architectures")
     return FieldTable(
         model_types=frozenset(model_types),
-        reads=frozenset(reads) | {"architectures", "dtype", "quantization_config", "torch_dtype"},
-        constraints={"model_type": model_type, **_EVERYWHERE, **(constraints or {})},
+        reads=reads | {"architectures", "dtype", "quantization_config", "torch_dtype"},
+        constraints={"model_type": model_type, **everywhere, **(constraints or {})},
         ignores=_IGNORED | frozenset(ignores),
         rope_fields=frozenset(rope_fields),
     )

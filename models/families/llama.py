@@ -160,7 +160,8 @@ def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -
         ours, theirs = f"layers.{i}.", f"model.layers.{i}."
         mlp = theirs + "mlp."
         if not config.is_linear(i):
-            weights |= _attention_weights(config, ours + "attention.", theirs + "self_attn.")
+            of_layer = config.of_layer(i)
+            weights |= _attention_weights(of_layer, ours + "attention.", theirs + "self_attn.")
         if not config.has_experts(i):
             weights |= {
                 ours + "mlp.up.weight": (
@@ -187,31 +188,29 @@ def _attention_weights(config: ModelConfig, ours: str, theirs: str) -> Weights:
     """
     G, copies = config.axis_sizes["G"], config.kv_head_copies
     queries = 2 * G if config.output_gate else G  # the gate of a head follows its query
+    of_kv = ("k_proj", "v_proj")[: config.kv_projections]
     weights: Weights = {
         ours + "qkv.weight": (
             Piece(theirs + "q_proj.weight", "(K A H) D", a=queries),
-            Piece(theirs + "k_proj.weight", "(K A H) D", copies=copies),
-            Piece(theirs + "v_proj.weight", "(K A H) D", copies=copies),
+            *(Piece(f"{theirs}{name}.weight", "(K A H) D", copies=copies) for name in of_kv),
         ),
         ours + "output.weight": (Piece(theirs + "o_proj.weight", "D (N H)"),),
     }
     if config.qkv_bias:
         weights[ours + "qkv.bias"] = (
             Piece(theirs + "q_proj.bias", "(K A H)", a=queries),
-            Piece(theirs + "k_proj.bias", "(K A H)", copies=copies),
-            Piece(theirs + "v_proj.bias", "(K A H)", copies=copies),
+            *(Piece(f"{theirs}{name}.bias", "(K A H)", copies=copies) for name in of_kv),
         )
     if config.output_bias:
         weights[ours + "output.bias"] = (Piece(theirs + "o_proj.bias", "D"),)
     if config.qk_norm:
         axes = "(K A H)" if config.norms.whole_qk else "H"
         offset = 1.0 if config.norms.unit_offset else 0.0
-        weights |= {
-            ours + "q_norm.weight": (Piece(theirs + "q_norm.weight", axes, a=G, offset=offset),),
-            ours + "k_norm.weight": (
-                Piece(theirs + "k_norm.weight", axes, offset=offset, copies=copies),
-            ),
-        }
+        of_q = Piece(theirs + "q_norm.weight", axes, a=G, offset=offset)
+        of_k = Piece(theirs + "k_norm.weight", axes, offset=offset, copies=copies)
+        weights[ours + "q_norm.weight"] = (of_q,)
+        if config.kv_projections:
+            weights[ours + "k_norm.weight"] = (of_k,)
     return weights
 
 

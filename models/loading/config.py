@@ -42,7 +42,7 @@ _LINEAR_PARTS = (
     ".mlp.shared.up",
     ".mlp.shared.down",
 )
-_PLAIN_PARTS = (".attention.ba",)
+_PLAIN_PARTS = (".attention.ba", "per_layer.projection", ".per_layer.gate", ".per_layer.output")
 """Projections that are held in the model's dtype, however a checkpoint stores them."""
 _EXPERT_INPUTS = {"hidden size": "D", "width of an expert": "I"}  # axis letters
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")

@@ -269,6 +269,9 @@ def fill_randomly(model: Decoder, mesh: Mesh, seed: int) -> Decoder:
     for i, (path, leaf) in enumerate(nnx.to_flat_state(state)):
         abstract = leaf.get_value()
         letters = leaf.get_metadata("letters")
+        of_layer = model.config
+        if path[0] == "layers":
+            of_layer = of_layer.of_layer(int(str(path[1])))
         value = _draw(
             jax.random.fold_in(key, i),
             shape=abstract.shape,
@@ -276,7 +279,8 @@ def fill_randomly(model: Decoder, mesh: Mesh, seed: int) -> Decoder:
             initial=leaf.get_metadata("initial"),
             sharding=variable_sharding(leaf, mesh),
             letters=letters,
-            copies=model.config.kv_head_copies,
+            copies=of_layer.kv_head_copies,
+            kv_projections=of_layer.kv_projections,
         )
         filled.append((path, leaf.replace(value)))
     # A nested state would leave a reference cycle in flax that keeps the weights alive.
@@ -284,7 +288,10 @@ def fill_randomly(model: Decoder, mesh: Mesh, seed: int) -> Decoder:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("shape", "dtype", "initial", "sharding", "letters", "copies")
+    jax.jit,
+    static_argnames=(
+        *("shape", "dtype", "initial", "sharding", "letters", "copies", "kv_projections"),
+    ),
 )
 def _draw(
     key: jax.Array,
@@ -294,12 +301,13 @@ def _draw(
     sharding: NamedSharding,
     letters: str,
     copies: int,
+    kv_projections: int,
 ) -> jax.Array:
     # Queries, keys and values are drawn as one device holds them.
     copied = copies > 1 and "K A" in letters and initial in ("normal", "integers")
     if copied:
         k = letters.split().index("K")
-        K, A = shape[k] // copies, (shape[k + 1] - 2) * copies + 2
+        K, A = shape[k] // copies, (shape[k + 1] - kv_projections) * copies + kv_projections
         shape = (*shape[:k], K, A, *shape[k + 2 :])
     match initial:
         case "normal":
@@ -314,5 +322,5 @@ def _draw(
         case constant:
             value = jnp.full(shape, constant, jnp.float32)
     if copied:
-        value = copy_kv_heads(value, letters, copies)
+        value = copy_kv_heads(value, letters, copies, kv_projections)
     return jax.lax.with_sharding_constraint(value.astype(dtype), sharding)

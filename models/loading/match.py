@@ -151,7 +151,7 @@ def kv_scale_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
     weights = FAMILIES[config.architecture].weights(config)
     tensors = {}
     for layer in range(config.num_layers):
-        if config.is_linear(layer):
+        if config.is_linear(layer) or config.kv_source(layer) != layer:
             continue
         path = f"layers.{layer}.attention"
         attention = module_of(weights[f"{path}.output.weight"][0]).rpartition(".")[0]

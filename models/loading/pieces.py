@@ -29,6 +29,7 @@ class Piece:
         offset: added to the values, in the parameter's dtype.
         copies: number of copies of each entry of axis K, next to each other in the parameter; the
             tensor has one.
+        layer: the layer whose sizes the axes have; None for those of the model.
     """
 
     tensor: str
@@ -39,6 +40,11 @@ class Piece:
     of_expert: bool = False
     offset: float = 0.0
     copies: int = 1
+    layer: int | None = None
+
+    def config(self, config: ModelConfig) -> ModelConfig:
+        """The config whose sizes the axes have."""
+        return config if self.layer is None else config.of_layer(self.layer)
 
 
 # Parameter path, such as "layers.0.attention.qkv", to its pieces.
@@ -80,7 +86,7 @@ class View:
 
 def piece_sizes(piece: Piece, config: ModelConfig) -> dict[str, int]:
     """Size of each axis letter in the checkpoint tensor."""
-    sizes = config.axis_sizes | {"A": piece.a}
+    sizes = piece.config(config).axis_sizes | {"A": piece.a}
     return sizes | {"K": sizes["K"] // piece.copies}
 
 

@@ -84,7 +84,8 @@ def scheme_weight(
     """
     assert config.format is not None
     of_experts = module.num_experts > 0
-    leaves = scheme.leaves(module.inputs, module.outputs, config.axis_sizes)
+    sizes = pieces[0].config(config).axis_sizes
+    leaves = scheme.leaves(module.inputs, module.outputs, sizes)
     if of_experts:
         leaves = {name: leaf.of_experts for name, leaf in leaves.items()}
     return StoredWeight(
@@ -156,7 +157,8 @@ class Planner:
                 sharding = variable_sharding(targets[0], self.mesh)
                 whole = dataclasses.replace(blocks[0], shape=shape, sharding=sharding)
                 return ParameterPlan((whole,))
-        sizes = self.config.axis_sizes | {"A": sum(piece.a for piece in each)}
+        sizes = pieces[0].config(self.config).axis_sizes
+        sizes |= {"A": sum(piece.a for piece in each)}
         dequantised = None
         if weight.dequantise:
             (target,) = targets

@@ -1,9 +1,11 @@
 """Page groups: layers that share the pages of a sequence, divided by their sliding windows.
 
 All pages come from one pool of ``num_pools`` K and V arrays. A page holds S tokens of the layers of
-one group, at most one layer for each array. A sequence has one page table a group. A group whose
-layers have a window keeps only the pages that the next token can reach, so its other pages go back
-to the pool, which all groups allocate from (as vLLM's hybrid KV cache manager does).
+one group, at most one layer for each array. Where groups differ in the size of a layer's KV, a page
+of an array holds several layers of the groups whose KV is smaller, one behind the other. A sequence
+has one page table a group. A group whose layers have a window keeps only the pages that the next
+token can reach, so its other pages go back to the pool, which all groups allocate from (as vLLM's
+hybrid KV cache manager does).
 """
 
 import dataclasses
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _MAX_GROUPS = 8  # page tables of a sequence
+_MAX_GROUPS_OF_SIZES = 24  # where layers differ: with few layers a group, pages are filled
 
 STATES = -1
 """In place of a page group: the layers without KV, which have a state instead."""
@@ -31,6 +34,22 @@ class GroupKind(NamedTuple):
     stop: int
 
 
+class LayerPlace(NamedTuple):
+    """Where a layer has its KV.
+
+    Attributes:
+        group: number of the page group.
+        pool: index of the K and V arrays.
+        part: index of the layer among those of a page of these arrays.
+        parts: number of layers that such a page holds in this group.
+    """
+
+    group: int
+    pool: int
+    part: int
+    parts: int
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageGroups:
     """The page groups of a model.
@@ -39,17 +58,28 @@ class PageGroups:
         windows: sliding window of each group, in tokens; None without end, for full attention.
             Groups with equal windows are neighbours, and the first group is the only one with its
             window.
-        layers: (group, index of its K and V arrays) of each layer; (STATES, index of its arrays) of
-            a layer with a state in place of KV.
+        layers: (group, place in its pages) of each layer; (STATES, index of its arrays) of a layer
+            with a state in place of KV. A place is the index of a K and V array, times the layers
+            that a page of it holds, plus the index of the layer among those. A layer that attends
+            over the KV of another has the same.
+        layers_a_page: layers that a page of an array holds, for each group; empty for one each.
     """
 
     windows: tuple[int | None, ...]
     layers: tuple[tuple[int, int], ...]
+    layers_a_page: tuple[int, ...] = ()
 
     @property
     def num_pools(self) -> int:
-        """Number of K arrays of the pool, and of V arrays: the layers of the largest group."""
-        return 1 + max(pool for group, pool in self.layers if group != STATES)
+        """Number of K arrays of the pool, and of V arrays: those of the largest group."""
+        of_layers = range(len(self.layers))
+        return 1 + max(self.place(i).pool for i in of_layers if self.layers[i][0] != STATES)
+
+    def place(self, layer: int) -> "LayerPlace":
+        """Where a layer has its KV."""
+        group, place = self.layers[layer]
+        each = self.layers_a_page[group] if self.layers_a_page else 1
+        return LayerPlace(group, *divmod(place, each), each)
 
     @property
     def num_state_layers(self) -> int:
@@ -89,51 +119,89 @@ def with_states(groups: PageGroups, has_state: tuple[bool, ...]) -> PageGroups:
     """
     with_kv, state = iter(groups.layers), itertools.count()
     layers = [(STATES, next(state)) if found else next(with_kv) for found in has_state]
-    return PageGroups(groups.windows, tuple(layers))
+    return dataclasses.replace(groups, layers=tuple(layers))
+
+
+def with_shared_kv(groups: PageGroups, sources: tuple[int, ...]) -> PageGroups:
+    """The page groups of a model with layers that attend over the KV of others.
+
+    Args:
+        groups: those of its layers with KV of their own.
+        sources: the layer whose KV each layer of the model attends over.
+    """
+    own = itertools.count()
+    numbers = [next(own) if source == layer else -1 for layer, source in enumerate(sources)]
+    layers = tuple([groups.layers[numbers[source]] for source in sources])
+    return dataclasses.replace(groups, layers=layers)
 
 
 def page_groups(
-    windows: tuple[int | None, ...], *, page_size: int, max_model_len: int
+    windows: tuple[int | None, ...],
+    *,
+    page_size: int,
+    max_model_len: int,
+    heads: tuple[tuple[int, int], ...] = (),
 ) -> PageGroups:
     """The page groups of a model.
 
     All layers share one group without end if no window is shorter than a sequence, or if a sequence
     of full length takes no less memory in several groups: all are as large as the largest, and a
-    smaller one wastes memory.
+    smaller one wastes memory. Layers with other heads always have groups of their own.
 
     Args:
         windows: sliding window of each layer with KV, in tokens; None for full attention.
         page_size: tokens a page.
         max_model_len: tokens of the longest sequence.
+        heads: (KV heads, head dim) of each layer, the same for all layers with one window; empty
+            where all layers have the same.
     """
+    differ = len(set(heads)) > 1
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
-        short = window is not None and window < max_model_len
+        short = window is not None and (differ or window < max_model_len)
         kinds.setdefault(window if short else None, []).append(layer)
     if kinds.keys() <= {None}:
         return one_group(len(windows))
+    each = dict.fromkeys(kinds, 1)
+    if differ:
+        of_kind = {window: heads[layers[0]] for window, layers in kinds.items()}
+        assert all(heads[i] == of_kind[kind] for kind, found in kinds.items() for i in found)
+        whole = math.lcm(*map(math.prod, of_kind.values()))
+        each = {window: whole // math.prod(size) for window, size in of_kind.items()}
+    most = _MAX_GROUPS_OF_SIZES if differ else _MAX_GROUPS
     first = None if None in kinds else min(kinds, key=lambda window: len(kinds[window]))
     order = sorted(kinds, key=lambda window: (window != first, window or 0))
 
     def divided(size: int) -> tuple[int | None, ...]:
         return tuple(
-            window for window in order for _ in range(math.ceil(len(kinds[window]) / size))
+            window
+            for window in order
+            for _ in range(math.ceil(len(kinds[window]) / (size * each[window])))
         )
 
     def pages(found: Iterable[int | None]) -> int:
         return pages_held(found, max_model_len, page_size)
 
-    sizes = range(len(kinds[first]), len(windows) + 1)
-    sizes = [size for size in sizes if len(divided(size)) <= max(_MAX_GROUPS, len(kinds))]
-    size = min(sizes, key=lambda size: (size * pages(divided(size)), len(divided(size))))
-    if size * pages(divided(size)) >= len(windows) * pages([None]):
+    smallest = math.ceil(len(kinds[first]) / each[first])
+    counts = [
+        size
+        for size in range(smallest, len(windows) + 1)
+        if len(divided(size)) <= max(most, len(kinds))
+    ]
+    size = min(counts, key=lambda size: (size * pages(divided(size)), len(divided(size))))
+    if not differ and size * pages(divided(size)) >= len(windows) * pages([None]):
         return one_group(len(windows))
     found = divided(size)
     layers = {}
     for window in order:
         for number, layer in enumerate(kinds[window]):
-            layers[layer] = (found.index(window) + number // size, number % size)
-    return PageGroups(found, tuple(layers[layer] for layer in range(len(windows))))
+            group, place = divmod(number, size * each[window])
+            layers[layer] = (found.index(window) + group, place)
+    return PageGroups(
+        found,
+        tuple(layers[layer] for layer in range(len(windows))),
+        tuple([each[window] for window in found]) if differ else (),
+    )
 
 
 def first_page(position: int, window: int | None, page_size: int) -> int:

@@ -76,8 +76,7 @@ def dequantised_is_faster(
         return False
     if model.experts is not None:
         return False  # a step of many rows reads nearly all of them
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    outputs = max(heads, model.intermediate_size * (2 if model.gated_mlp else 1))
+    outputs = max(model.widest_qkv, model.widest_mlp * (2 if model.gated_mlp else 1))
     if model.hidden_size * outputs // devices >= _SMALL_PROJECTION:
         return False
     return Decoder(model, dtype).weight_bytes / devices < _SMALL_SHARE * memory_bytes

@@ -101,6 +101,11 @@ def prepare(
             f"{config.architecture} has linear attention, whose states only an engine keeps: use "
             "rjax.LLM"
         )
+    if config.layers:
+        raise InvalidConfigError(
+            f"{config.architecture} has layers with KV of different shapes, which only an engine "
+            "divides pages for: use rjax.LLM"
+        )
     if not 2 <= max_context <= config.default_length:
         raise InvalidConfigError(
             f"max_context is {max_context}; this model takes from 2 to "

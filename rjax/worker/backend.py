@@ -28,6 +28,7 @@ class Backend:
     Attributes:
         attention: the attention kernels.
         tuning: the attention's tuning for the heads of one device.
+        tunings: (window, the same for the layers with it) where layers differ in their heads.
         dispatcher: chooses the other kernels.
         streamed_rows: numbers of rows at which kernels that stream weights take every projection.
         refused: (name, reason) of the faster attention backends that cannot run this.
@@ -38,6 +39,7 @@ class Backend:
     dispatcher: Dispatcher
     streamed_rows: tuple[int, ...]
     refused: tuple[tuple[str, str], ...] = ()
+    tunings: tuple[tuple[int | None, AttentionTuning], ...] = ()
 
     @property
     def name(self) -> str:
@@ -78,7 +80,7 @@ class Backend:
             kv_split_size: tokens of a KV split; by default the backend's tuning.
             window: sliding window of the layers that the plan serves, in tokens; None without.
         """
-        tuning = self.tuning
+        tuning = dict(self.tunings).get(window, self.tuning)
         policy = tuning.split_policy if coalesce else None
         fine = (unpadded_rows or rows) <= tuning.fine_rows
         tuned = tuning.fine_kv_split_size if fine else tuning.kv_split_size
@@ -125,16 +127,24 @@ def choose_backend(
             f"backend is {name!r}; choose one of {', '.join(('auto', *names))}"
         )
     device = DeviceInfo(platform, compute_capability)
-    shape = AttentionShape(
-        num_heads=model.num_heads // devices,
-        num_kv_heads=model.num_kv_heads // devices,
-        head_dim=model.head_dim,
-        dtype=jnp.dtype(dtype),
-        page_size=page_size,
-        kv_dtype=None if kv_dtype is None else jnp.dtype(kv_dtype),
-    )
+
+    def of_heads(num_kv_heads: int, head_dim: int) -> AttentionShape:
+        return AttentionShape(
+            num_heads=model.num_heads // devices,
+            num_kv_heads=num_kv_heads // devices,
+            head_dim=head_dim,
+            dtype=jnp.dtype(dtype),
+            page_size=page_size,
+            kv_dtype=None if kv_dtype is None else jnp.dtype(kv_dtype),
+        )
+
+    heads = {model.sliding_windows[i]: of_heads(*each) for i, each in enumerate(model.layer_heads)}
+    shapes = tuple(dict.fromkeys(heads.values()))
     candidates = [backend for backend in BACKENDS if name in ("auto", backend.name)]
-    reasons = [(backend, backend.refusal(shape, device)) for backend in candidates]
+    reasons = [
+        (backend, next(filter(None, (backend.refusal(shape, device) for shape in shapes)), None))
+        for backend in candidates
+    ]
     attention = next((backend for backend, reason in reasons if reason is None), None)
     if attention is None:
         raise InvalidConfigError(f"the {name} backend cannot run this: {reasons[0][1]}; use auto")
@@ -152,10 +162,13 @@ def choose_backend(
     dispatcher = Dispatcher.of(name, device)
     return Backend(
         attention=attention,
-        tuning=attention.tuning(shape),
+        tuning=attention.tuning(of_heads(model.num_kv_heads, model.head_dim)),
         dispatcher=dispatcher,
         streamed_rows=streamed_rows(dispatcher, attention, model, dtype, devices),
         refused=tuple(refused),
+        tunings=tuple((window, attention.tuning(each)) for window, each in heads.items())
+        if len(shapes) > 1
+        else (),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rjax.batch.page_groups import PageGroups, page_groups, with_states
+from rjax.batch.page_groups import PageGroups, page_groups, with_shared_kv, with_states
 from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
 from rjax.models import ModelConfig
@@ -66,15 +66,30 @@ class EnginePlatform:
         )
 
     def _page_groups(self) -> PageGroups:
-        model = self.model
-        has_state = tuple([model.is_linear(layer) for layer in range(model.num_layers)])
-        windows = zip(model.sliding_windows, has_state, strict=True)
-        found = page_groups(
-            tuple([window for window, state in windows if not state]),
-            page_size=self.config.cache.page_size,
-            max_model_len=self.max_model_len,
-        )
-        return with_states(found, has_state) if any(has_state) else found
+        page_size = self.config.cache.page_size
+        return groups_of(self.model, page_size=page_size, max_model_len=self.max_model_len)
+
+
+def groups_of(model: ModelConfig, *, page_size: int, max_model_len: int) -> PageGroups:
+    """The page groups of a model that is placed on its devices.
+
+    Args:
+        model: the model.
+        page_size: tokens a page.
+        max_model_len: tokens of the longest sequence.
+    """
+    layers = range(model.num_layers)
+    has_state = tuple([model.is_linear(layer) for layer in layers])
+    own = [i for i in layers if model.kv_source(i) == i and not has_state[i]]
+    found = page_groups(
+        tuple([model.sliding_windows[i] for i in own]),
+        page_size=page_size,
+        max_model_len=max_model_len,
+        heads=tuple([model.layer_heads[i] for i in own]),
+    )
+    if model.kv_sources:
+        found = with_shared_kv(found, model.kv_sources)
+    return with_states(found, has_state) if any(has_state) else found
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

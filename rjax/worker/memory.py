@@ -40,10 +40,10 @@ def workspace_bytes(
         shape.rows,
         shape.seqs,
         model.hidden_size,
-        model.intermediate_size,
+        model.widest_mlp,
         model.vocab_size,
     )
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    heads = model.widest_qkv
     both = itemsize + _FLOAT32
     stream = 3 * T * D * both
     dense = model.experts is None or not all(model.experts.layers)
@@ -63,7 +63,8 @@ def workspace_bytes(
             sharded += hidden
         sharded += T * 3 * (model.experts.shared_width or 0) * both
     merges = max(plan.merge_capacity for plan in shape.plans)
-    partials = merges * model.num_heads * (model.head_dim + 1) * _FLOAT32
+    head_dim = max(H for _, H in model.layer_heads)
+    partials = merges * model.num_heads * (head_dim + 1) * _FLOAT32
     # XLA may dequantise a whole projection before its product. The float32 sums of an fp8 product
     # are summands as any other.
     dequantised = 2 * D * F * both if model.schemes else 0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Float32, Int
 
-from rjax.batch.page_groups import PageGroups
+from rjax.batch.page_groups import LayerPlace, PageGroups
 from rjax.models import HeadNorms, HeadOptions, KvScales, Rotary
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.spec import AttentionSpec
@@ -22,7 +22,7 @@ from rjax.worker.kernels import Choice
 from rjax.worker.kernels.run import run_kernel
 from rjax.worker.layer_kernels import Pools
 from rjax.worker.operations import HEADS, UNMERGED, DispatchedOperations
-from rjax.worker.step.input import StepInput
+from rjax.worker.step.input import GroupView, StepInput
 from rjax.worker.value_specs import qkv_specs
 from rjax.worker.write_and_attend import write_and_attend
 
@@ -34,8 +34,9 @@ class PagedOperations(DispatchedOperations):
     """Writes each layer's new K and V into its pages, then attends over them.
 
     Holds the pools, [P, K, S, H] each, and replaces them as layers write; lives for one trace of
-    the step. Layers of different page groups may share a pool, never a page. On a mesh every kernel
-    runs under ``shard_map``: attention and the projections over K, N and F.
+    the step. Layers of different page groups may share a pool, never a page; several layers of a
+    group may share a page, each with a part of it. On a mesh every kernel runs under ``shard_map``:
+    attention and the projections over K, N and F.
 
     Pools in float8_e4m3fn have the scales of the checkpoint, or 1: KV is divided by them, rounded
     to that type and clipped at 448.
@@ -78,21 +79,51 @@ class PagedOperations(DispatchedOperations):
         self._step = step
         self._groups = groups
         self._views = step.views()
-        self._plans: list[Any] = []  # of each page group, as the attention backend takes them
+        self._parts: dict[LayerPlace, GroupView] = {}
+        # Of each kind of page groups and each number of heads, as the attention backend takes them.
+        self._plans: dict[tuple[int, tuple[int, int]], Any] = {}
 
     @property
     def _positions(self) -> Int[Array, " T"]:
         return jnp.asarray(self._step.positions)
 
     def _paged(self, layer: int) -> tuple[Pools, tuple[Any, Any, Any]]:
-        group, pool = self._groups.layers[layer]
-        view = self._views[group]
+        place = self._groups.place(layer)
+        # No kernel of a whole layer takes one that has a part of a page.
+        view = self._views[place.group]
         rows = view.page_table, view.positions, view.kv_slots
-        return (self.k_pages[pool], self.v_pages[pool]), rows
+        return (self.k_pages[place.pool], self.v_pages[place.pool]), rows
 
     def _keep(self, layer: int, pools: Pools) -> None:
-        _, pool = self._groups.layers[layer]
+        pool = self._groups.place(layer).pool
         self.k_pages[pool], self.v_pages[pool] = pools
+
+    def _view(self, place: LayerPlace, page_size: int) -> GroupView:
+        """The rows and pages of a layer: pages count the parts of all pages before, if it has a
+        part of each."""
+        view = self._views[place.group]
+        if place.parts == 1:
+            return view
+        of_pool = place._replace(pool=0)
+        if of_pool not in self._parts:
+            slots = jnp.asarray(view.kv_slots)
+            page = slots // page_size * place.parts + place.part
+            self._parts[of_pool] = view._replace(
+                kv_slots=jnp.where(slots < 0, slots, page * page_size + slots % page_size),
+                page_table=jnp.asarray(view.page_table) * place.parts + place.part,
+            )
+        return self._parts[of_pool]
+
+    def _plan(self, group: int, heads: tuple[int, int]) -> Any:
+        """The attention plan of a page group for (query heads, KV heads) of one device."""
+        kinds = self._groups.kinds
+        kind = next(i for i, kind in enumerate(kinds) if kind.first <= group < kind.stop)
+        if (kind, heads) not in self._plans:
+            found = self._attention.prepare(
+                self._step.groups[kind].plan, self._step.positions, heads
+            )
+            self._plans[kind, heads] = found
+        return self._plans[kind, heads]
 
     def attention(
         self,
@@ -106,12 +137,8 @@ class PagedOperations(DispatchedOperations):
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Norm and rotate q and k, write k and v, attend; see ``rjax.models.Operations``."""
         T, K, A, _ = qkv.shape
-        if not self._plans:  # every layer has the same heads
-            counts = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
-            for found in self._step.groups:
-                plan = self._attention.prepare(found.plan, self._step.positions, counts)
-                self._plans += [plan] * len(found.pages)
-        group, pool = self._groups.layers[layer]
+        place = self._groups.place(layer)
+        pool = place.pool
         write, problem, qkv, weights = self._write_kernel(
             qkv, rotary, norms, self.k_pages[pool].dtype
         )
@@ -143,8 +170,8 @@ class PagedOperations(DispatchedOperations):
             kv_scales,
             heads,
             weights,
-            self._views[group],
-            self._plans[group],
+            self._view(place, self.k_pages[pool].shape[2]),
+            self._plan(place.group, (K * (A - 2) // self._mesh.size, K // self._mesh.size)),
         )
         return out
 

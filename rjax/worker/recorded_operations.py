@@ -21,6 +21,7 @@ from rjax.models import (
     Routing,
     rotary_tables,
 )
+from rjax.models.layers.layer_inputs import empty_inputs
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
@@ -211,9 +212,12 @@ def layer_choices(
             page_size=page_size,
             peers=peers,
         )
-        residual = layer(Residual(x), rotary, operations)
+        inputs = empty_inputs(model, number, rows, dtype)
+        residual = layer(Residual(x), rotary, operations, inputs=inputs)
         choices.clear()
-        residual = layer(residual, rotary, operations)
+        residual = layer(residual, rotary, operations, inputs=inputs)
+        if residual.update is None:  # a layer with a factor of its own adds its updates
+            residual = residual.plus(residual.x)
         assert residual.update is not None
         operations.summed(residual.update)
         operations.argmax(jnp.zeros((rows, model.vocab_size), jnp.float32))

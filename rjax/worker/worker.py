@@ -29,6 +29,7 @@ from rjax.worker.engine_plan import EnginePlan
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.uses import step_kernels
 from rjax.worker.pages.mover import PageMover
+from rjax.worker.pages.pools import page_shape
 from rjax.worker.pages.sizing import num_host_pages, size_pool
 from rjax.worker.pages.states import read_state, write_state
 from rjax.worker.peer_memory import make_peer_memory
@@ -169,7 +170,7 @@ class Worker(StepWorker):
         self.num_host_pages = num_host_pages(config.cache, self.pool)
         self._mover = PageMover(
             num_pages=self.pool.num_pages,
-            shape=(model.num_kv_heads, page_size, model.head_dim),
+            shape=page_shape(model, groups, page_size),
             num_pools=2 * groups.num_pools,
             num_slots=self.num_host_pages,
             dtype=kv_dtype,

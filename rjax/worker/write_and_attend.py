@@ -33,13 +33,15 @@ def write_and_attend(
     Args:
         qkv, rotary, spec, kv_scales, heads: the arguments of ``PagedOperations.attention``.
         k_pages, v_pages: the layer's pools, [P, K, S, H]; the rows' keys and values are written
-            first.
+            first. Where a page has several layers, the pools are taken as pages of one layer each.
         norm_weights: operands of ``write`` behind qkv: the norms' weights, or nothing.
         view, plan: the rows in the layer's page group, and the work list of the attention.
         write: kernel that norms, rotates and stores, of ``problem``.
         backend: the attention backend.
         unmerged: leave the splits of the KV to the kernel that follows.
     """
+    of_pools, (_, K, _, H) = k_pages.shape, qkv.shape
+    k_pages, v_pages = (pool.reshape(-1, K, of_pools[2], H) for pool in (k_pages, v_pages))
     cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
     scales = {}
     if k_pages.dtype == jnp.float8_e4m3fn:
@@ -51,12 +53,13 @@ def write_and_attend(
         }
     operands = *norm_weights, cos, sin, k_pages, v_pages, view.kv_slots, scales
     written = write.run(problem, qkv, *operands)
+    pools = [pool.reshape(of_pools) for pool in written[1:]]
     operands = *written, view.page_table, view.positions, plan, spec
     if unmerged:
         assert backend.unmerged_attention is not None
-        return backend.unmerged_attention(*operands, **scales), *written[1:]
+        return backend.unmerged_attention(*operands, **scales), *pools
     options = scales
     if heads is not None:
         options = options | {"sinks": heads.sinks, "alibi_slopes": heads.alibi_slopes}
     out, _ = backend.attention(*operands, **options)
-    return out, *written[1:]
+    return out, *pools

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rjax.batch.page_groups import page_groups, pages_held
+from rjax.batch.page_groups import pages_held
 from rjax.models import DenseAttention, config_from_folder, load_model
 from rjax.sampling import SamplingParams
+from rjax.worker.engine_plan import groups_of
 
 from .recorded import TESTS
 from .tiny import make_engine, run
@@ -63,8 +64,7 @@ def greedy(folder) -> list[list[int]]:
 
 def few_pages(folder) -> int:
     """Pages of one sequence of full length and one more."""
-    windows = config_from_folder(folder).sliding_windows
-    groups = page_groups(windows, page_size=8, max_model_len=LENGTH)
+    groups = groups_of(config_from_folder(folder), page_size=8, max_model_len=LENGTH)
     return 1 + pages_held(groups.windows, LENGTH, 8)
 
 

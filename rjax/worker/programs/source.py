@@ -88,7 +88,7 @@ def program_identity(
         **variables,
         **configured,
         "model": graph,
-        "kernels": (backend.name, backend.tuning, backend.streamed_rows),
+        "kernels": (backend.name, backend.tuning, backend.tunings, backend.streamed_rows),
         "considered kernels": [
             backend.dispatcher.backend,
             *(kernel.name for kernel in backend.dispatcher.kernels),
