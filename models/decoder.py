@@ -12,9 +12,10 @@ from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.experts import Experts
 from rjax.models.layers.gated_delta_net import GatedDeltaNet
 from rjax.models.layers.latent_attention import LatentAttention
+from rjax.models.layers.layer_inputs import LayerInputs, PerLayerBlock, PerLayerEmbedding
 from rjax.models.layers.mlp import Mlp
 from rjax.models.layers.norm import Norm
-from rjax.models.layers.parameter import array_bytes
+from rjax.models.layers.parameter import array_bytes, parameter
 from rjax.models.operations import Operations, Residual
 from rjax.models.rope import Rotary, rotary_tables
 
@@ -38,6 +39,9 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = Norm(config, dtype) if has_mlp_norm else None
         self.mlp = (Experts if config.has_experts(layer) else Mlp)(config, layer, dtype)
         self.mlp_post_norm = Norm(config, dtype) if norms.on_outputs else None
+        has_inputs = config.per_layer_inputs is not None
+        self.per_layer = PerLayerBlock(config, layer, dtype) if has_inputs else None
+        self.factor = parameter("A", config, dtype, "ones") if config.scales.learned else None
 
     def __call__(
         self,
@@ -45,11 +49,17 @@ class DecoderLayer(nnx.Module):
         rotary: Rotary | None,
         operations: Operations,
         following: "DecoderLayer | None" = None,
+        inputs: LayerInputs | None = None,
     ) -> Residual:
         """The stream after this layer; the next norm adds its last update.
 
-        following: the next layer, which is called next with the same operations: they may compute
-        its first projection already.
+        Args:
+            residual: the stream.
+            rotary: tables of the layer's rotary embedding, or None.
+            operations: compute the layer.
+            following: the next layer, which is called next with the same operations: they may
+                compute its first projection already.
+            inputs: what layers get beside the stream, in models where they do.
         """
         whole = operations.decoder_layer(self, residual, rotary, following)
         if whole is not None:
@@ -61,10 +71,27 @@ class DecoderLayer(nnx.Module):
             assert attended is not None and hidden is not None
             update = operations.summed(attended) + operations.summed(hidden)
             return self._scaled(residual.plus(update), None, operations)
-        residual = self.attention(residual, self.attention_norm, rotary, operations)
+        if isinstance(self.attention, Attention):
+            residual = self.attention(residual, self.attention_norm, rotary, operations, inputs)
+        else:
+            residual = self.attention(residual, self.attention_norm, rotary, operations)
         residual = self._scaled(residual, self.attention_post_norm, operations)
         residual = self.mlp(residual, self.mlp_norm, operations)
-        return self._scaled(residual, self.mlp_post_norm, operations)
+        residual = self._scaled(residual, self.mlp_post_norm, operations)
+        return self._ended(residual, operations, inputs)
+
+    def _ended(
+        self, residual: Residual, operations: Operations, inputs: LayerInputs | None
+    ) -> Residual:
+        """The stream with the update by the layer's own input, times the layer's factor."""
+        if self.per_layer is None and self.factor is None:
+            return residual
+        assert residual.update is not None
+        x = residual.x + operations.summed(residual.update)
+        if self.per_layer is not None:
+            assert inputs is not None
+            x = x + self.per_layer(x, inputs, operations)
+        return Residual(x if self.factor is None else x * self.factor[...])
 
     def _scaled(self, residual: Residual, norm: Norm | None, operations: Operations) -> Residual:
         """The stream with its update normed and scaled."""
@@ -100,6 +127,8 @@ class Decoder(nnx.Module):
         self.embedding_norm = Norm(config, dtype) if config.norms.on_embedding else None
         self.positions = Embedding("C", config, dtype) if config.learned_positions else None
         self.layers = nnx.List(DecoderLayer(config, i, dtype) for i in range(config.num_layers))
+        has_inputs = config.per_layer_inputs is not None
+        self.per_layer = PerLayerEmbedding(config, dtype) if has_inputs else None
         self.norm = Norm(config, dtype)
         self.head = None if config.tie_embeddings else Embedding("V", config, dtype)
 
@@ -118,12 +147,14 @@ class Decoder(nnx.Module):
         if self.positions is not None:
             x = x + self.positions(jnp.maximum(positions, 0) + self.config.position_offset)
         rotary = {rope: rotary_tables(rope, positions) for rope in self.config.ropes}
-        residual = Residual(x)
+        residual, inputs = Residual(x), LayerInputs()
+        if self.per_layer is not None:
+            inputs.per_layer = self.per_layer(tokens, x, operations)
         for i, layer in enumerate(self.layers):
             rope = self.config.rope_of(i)
             following = self.layers[i + 1] if i + 1 < len(self.layers) else None
             tables = None if rope is None else rotary[rope]
-            residual = layer(residual, tables, operations, following)
+            residual = layer(residual, tables, operations, following, inputs)
         return operations.norm(residual, self.norm)[1]
 
     @property

@@ -20,6 +20,9 @@ class ExpertsConfig:
         clamp, alpha: limit and factor in gpt-oss's SwiGLU, see `Activation`; None and 1 for the
             model's activation.
         shared_gate: the shared expert's output is multiplied by the sigmoid of a projection.
+        normed: the shared expert and the others have norms of their own: one before the others (the
+            layer's is before the shared one), one behind each, and one before the router, which
+            sees the stream itself; each expert has a factor on its weight (Gemma 4).
         parallel: the devices of a mesh hold whole experts, J / devices each (expert parallelism),
             not a share of the width of every expert; see `place`.
     """
@@ -34,6 +37,7 @@ class ExpertsConfig:
     bias: bool = False
     clamp: float | None = None
     alpha: float = 1.0
+    normed: bool = False
     parallel: bool = False
 
     @property

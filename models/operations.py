@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Float32, Int
 
 from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.linear import Linear
-from rjax.models.layers.norm import Norm
+from rjax.models.layers.norm import Norm, rms_normed
 from rjax.models.rope import Rotary
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.experts.base import Router, Routing, experts, route, router_logits
@@ -49,16 +49,24 @@ class KvScales:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms over each query head and each key head, before the rotary embedding (Qwen3)."""
+    """RMS norms over each query head and each key head, before the rotary embedding (Qwen3).
+
+    Attributes:
+        q, k: the norms.
+        values: whether the values are normed too, without a weight (Gemma 4).
+    """
 
     q: Norm
     k: Norm
+    values: bool = False
 
     def __call__(self, qkv: Float[Array, "T K A H"] | Partial) -> Float[Array, "T K A H"]:
         """The projections with normed queries and keys, in plain JAX."""
         heads = reduced(qkv)
-        q, k = self.q(heads[:, :, :-2]), self.k(heads[:, :, -2:-1])
-        return jnp.concatenate([q, k, heads[:, :, -1:]], axis=2)
+        q, k, v = self.q(heads[:, :, :-2]), self.k(heads[:, :, -2:-1]), heads[:, :, -1:]
+        if self.values:
+            v = rms_normed(v, self.k.eps)
+        return jnp.concatenate([q, k, v], axis=2)
 
 
 @jax.tree_util.register_dataclass

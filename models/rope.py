@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class RopeConfig:
         theta: base of the geometric series of wavelengths.
         rotary_dim: how many of the H dims rotate; even.
         factor: stretch of the context (all kinds but "default").
+        rotated_pairs: rotary pairs with an angle; the others, which are the slowest, stay as they
+            are (proportional).
         original_max_position: context before stretching (all kinds but "default" and "linear").
         low_freq_factor, high_freq_factor: ends of llama3's blend, in turns per original context.
         beta_fast, beta_slow: ends of yarn's blend, in turns per original context.
@@ -39,6 +41,7 @@ class RopeConfig:
     theta: float
     rotary_dim: int
     factor: float = 1.0
+    rotated_pairs: int = 0
     original_max_position: int = 0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -128,6 +131,9 @@ def inverse_frequencies(config: RopeConfig) -> Float[np.ndarray, " R"]:
             return plain
         case "linear":
             return plain / np.float32(config.factor)
+        case "proportional":
+            rotated = np.arange(len(plain)) < config.rotated_pairs
+            return np.where(rotated, plain, np.float32(0)) / np.float32(config.factor)
         case "llama3":
             return _llama3(config, plain)
         case "yarn":

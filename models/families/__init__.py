@@ -7,6 +7,7 @@ from rjax.models.families.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
 from rjax.models.families.exaone4 import EXAONE4
 from rjax.models.families.family import Family
 from rjax.models.families.gemma import GEMMA2, GEMMA3
+from rjax.models.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from rjax.models.families.glm4 import GLM4
 from rjax.models.families.glm4_moe import GLM4_MOE
 from rjax.models.families.glm4_moe_lite import GLM4_MOE_LITE
@@ -38,7 +39,7 @@ TEXT_FAMILIES: dict[str, Family] = {
     family.architecture: family
     for family in (
         *(BLOOM, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, ERNIE4_5, ERNIE4_5_MOE),
-        *(EXAONE4, GEMMA2, GEMMA3),
+        *(EXAONE4, GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED),
         *(GLM4, GLM4_MOE, GLM4_MOE_LITE, GPT_OSS),
         *(
             GRANITE,

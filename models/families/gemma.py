@@ -22,12 +22,13 @@ from rjax.models.families.rope_fields import OUTER_ROPE_FIELDS, RopeRules, read_
 from rjax.models.families.windows import patterned_windows
 from rjax.models.loading.pieces import Weights
 
-_NORMS = {
+GEMMA_NORMS = {
     "attention_norm": "input_layernorm",
     "attention_post_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
 }
+"""The checkpoint's names of a layer's norms."""
 _FIELDS = (LLAMA_FIELDS - {"hidden_act"}) | {
     "attention_bias",
     "final_logit_softcapping",
@@ -125,7 +126,7 @@ def _read_gemma3_without_cap(fields: ConfigFields) -> ModelConfig:
 
 
 def _weights(config: ModelConfig) -> Weights:
-    return llama_weights(config, _NORMS)
+    return llama_weights(config, GEMMA_NORMS)
 
 
 GEMMA2 = Family(

@@ -5,6 +5,7 @@ from typing import Any
 
 from rjax.models.families.family import Family
 from rjax.models.families.gemma import GEMMA3_TEXT
+from rjax.models.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from rjax.models.families.glm4v import GLM4V_MOE_TEXT, GLM4V_TEXT
 from rjax.models.families.ministral3 import MINISTRAL3
 from rjax.models.families.mistral import MISTRAL
@@ -27,6 +28,23 @@ _VIDEO = "images and video"
 _LLAVA: Mapping[str, Any] = {
     "towers": ("vision_tower", "multi_modal_projector"),
     "layouts": (NESTED, CAUSAL_MODEL, WITHOUT_HEAD),
+    "tied": True,
+}
+_GEMMA4: Mapping[str, Any] = {
+    "towers": ("vision_tower", "audio_tower", "vision_embedder", "embed_vision", "embed_audio"),
+    "outer": (
+        *("audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_index"),
+        *("eoi_token_id", "image_token_id", "initializer_range", "video_token_id"),
+    ),
+    "media": "images, video and audio",
+    "defaults": {  # those of the config class
+        "vocab_size": 262_144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 131_072,
+    },
     "tied": True,
 }
 _VISUAL: Mapping[str, Any] = {"towers": ("visual",), "media": _VIDEO}
@@ -64,6 +82,20 @@ MULTIMODAL = (
             "max_position_embeddings": 131_072,
         },
         **_LLAVA,
+    ),
+    Multimodal(
+        "Gemma4ForConditionalGeneration",
+        "Gemma 4: 26B-A4B, 31B, E2B, E4B",
+        "gemma4",
+        (GEMMA4,),
+        **_GEMMA4,
+    ),
+    Multimodal(
+        "Gemma4UnifiedForConditionalGeneration",
+        "Gemma 4 12B",
+        "gemma4_unified",
+        (GEMMA4_UNIFIED,),
+        **_GEMMA4,
     ),
     Multimodal(
         "Mistral3ForConditionalGeneration",

@@ -199,7 +199,11 @@ def _parse_rope(
             f"config.json: partial_rotary_factor is {part}; this architecture rotates every dim"
         )
     rotary_dim = int(head_dim * part)
-    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+    if kind == "proportional" and not 0 < part <= 1:
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor is {part}; it must be above 0 and at most 1"
+        )
+    if kind != "proportional" and (rotary_dim % 2 or not 2 <= rotary_dim <= head_dim):
         raise CheckpointError(
             f"config.json: head_dim {head_dim} with partial_rotary_factor {part} rotates "
             f"{rotary_dim} dims; it must be an even number from 2 to {head_dim}"
@@ -209,6 +213,14 @@ def _parse_rope(
         kind = "default"
     if kind == "default":
         return RopeConfig("default", theta, rotary_dim)
+    if kind == "proportional":
+        return RopeConfig(
+            "proportional",
+            theta,
+            head_dim,
+            factor=rope.number("factor", 1.0),
+            rotated_pairs=int(head_dim * part // 2),
+        )
     if kind == "linear":
         return RopeConfig("linear", theta, rotary_dim, factor=rope.number("factor"))
     if kind == "dynamic":

@@ -11,6 +11,7 @@ from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import parameter
 from rjax.models.operations import Operations, Residual
+from rjax.pallas_kernels.experts.base import Routing
 from rjax.pallas_kernels.gemm.activation import Activation
 from rjax.pallas_kernels.pending import reduced
 
@@ -37,6 +38,17 @@ class SharedExpert(nnx.Module):
         return (output * jax.nn.sigmoid(gate)[:, None]).astype(h.dtype)
 
 
+class ExpertNorms(nnx.Module):
+    """The norms of Gemma 4's experts, and the factor on the weight of each expert."""
+
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        self.router = Norm(config, dtype)
+        self.before = Norm(config, dtype)
+        self.behind = Norm(config, dtype)
+        self.behind_shared = Norm(config, dtype)
+        self.factors = parameter("J", config, dtype, "ones")
+
+
 class Experts(nnx.Module):
     """The weighted sum over a row's experts of down(act(gate x) * up x), plus a shared expert's.
 
@@ -61,11 +73,45 @@ class Experts(nnx.Module):
         self.down = Linear("I", "D", config, dtype, scheme=down, bias=bias, experts=True)
         shared = experts.shared_width is not None
         self.shared = SharedExpert(config, layer, dtype) if shared else None
+        self.norms = ExpertNorms(config, dtype) if experts.normed else None
 
     def __call__(self, residual: Residual, norm: Norm | None, operations: Operations) -> Residual:
         """The residual stream with the output of the block as update."""
         residual, h = operations.norm(residual, norm)
-        routing = operations.route(
+        if self.norms is not None:
+            return residual.plus(self._normed(residual.x, h, self.norms, operations))
+        routing = self._route(h, operations)
+        update = operations.experts(h, routing, self.up, self.down, self.activation)
+        if self.shared is not None:
+            update = operations.summed(update) + self.shared(h, self.activation, operations)
+        return residual.plus(update)
+
+    def _normed(
+        self,
+        x: Float[Array, "T D"],
+        h: Float[Array, "T D"],
+        norms: "ExpertNorms",
+        operations: Operations,
+    ) -> Float[Array, "T D"]:
+        """The sum of the normed outputs of the shared expert and of the others.
+
+        Args:
+            x: the residual stream.
+            h: its norm, the input of the shared expert.
+            norms: the norms beside the layer's.
+            operations: compute the experts.
+        """
+        assert self.shared is not None
+        of_shared = norms.behind_shared(self.shared(h, self.activation, operations))
+        scored = norms.router(x)
+        routing = self._route(scored * jnp.asarray(x.shape[-1] ** -0.5, x.dtype), operations)
+        factors = norms.factors[...].astype(jnp.float32)[routing.experts]
+        routing = routing._replace(weights=routing.weights * factors)
+        update = operations.experts(norms.before(x), routing, self.up, self.down, self.activation)
+        return of_shared + norms.behind(operations.summed(update))
+
+    def _route(self, h: Float[Array, "T D"], operations: Operations) -> Routing:
+        return operations.route(
             h,
             self.router[...],
             self.how,
@@ -73,7 +119,3 @@ class Experts(nnx.Module):
             bias=None if self.router_bias is None else self.router_bias[...],
             correction=None if self.correction is None else self.correction[...],
         )
-        update = operations.experts(h, routing, self.up, self.down, self.activation)
-        if self.shared is not None:
-            update = operations.summed(update) + self.shared(h, self.activation, operations)
-        return residual.plus(update)

@@ -18,6 +18,7 @@ class Mlp(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
+        config = config.of_layer(layer)
         self.activation = Activation(config.activation, config.gated_mlp)
         a = 2 if config.gated_mlp else 1
         path = f"layers.{layer}.mlp"

@@ -55,6 +55,12 @@ class Norm(nnx.Module):
         return y.astype(x.dtype)
 
 
+def rms_normed(x: Float[Array, "*A E"], eps: float) -> Float[Array, "*A E"]:
+    """The RMS norm over the last axis without a weight, in x's dtype."""
+    y = x.astype(jnp.float32)
+    return (y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)).astype(x.dtype)
+
+
 class GatedNorm(nnx.Module):
     """RMSNorm over the numbers of a value, times silu of a gate.
 

@@ -85,6 +85,8 @@ def make_model(
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):
             buffer.copy_((0.3 * torch.randn(buffer.shape)).to(torch.bfloat16))
+        if name.endswith("layer_scalar"):  # Gemma 4's factor of each layer
+            buffer.copy_((0.8 + 0.2 * torch.randn(buffer.shape)).to(torch.bfloat16))
     return model.eval()
 
 
