@@ -296,12 +296,14 @@ class ModelConfig:
         of_latent = {} if self.latent is None else self.latent.axis_sizes
         of_linear = {} if self.linear is None else self.linear.axis_sizes
         inputs = self.per_layer_inputs
-        of_layers = {} if inputs is None else {"L": self.num_layers, "p": inputs.width}
+        of_inputs = {}
+        if inputs is not None:
+            of_inputs = {"L": self.num_layers, "p": inputs.width, "v": inputs.vocab_size}
         return (
             of_experts
             | of_latent
             | of_linear
-            | of_layers
+            | of_inputs
             | {
                 "D": self.hidden_size,
                 "N": self.num_heads,

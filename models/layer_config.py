@@ -27,6 +27,8 @@ class PerLayerInputs:
 
     Attributes:
         width: p, numbers of a token's input to a layer.
+        vocab_size: v, tokens of their embedding.
     """
 
     width: int
+    vocab_size: int

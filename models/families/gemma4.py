@@ -17,7 +17,7 @@ from rjax.models.errors import CheckpointError
 from rjax.models.experts_config import ExpertsConfig
 from rjax.models.families.expert_weights import expert_layers
 from rjax.models.families.family import Family
-from rjax.models.families.field_table import Constraint, field_table
+from rjax.models.families.field_table import Constraint, absent, field_table
 from rjax.models.families.gemma import GEMMA_NORMS
 from rjax.models.families.llama import LLAMA_FIELDS, llama_weights, read_llama_config
 from rjax.models.families.rope_fields import ROPE_FIELDS, RopeRules, parse_rope
@@ -87,7 +87,7 @@ def _read(fields: ConfigFields, architecture: str, *, window: int, unified: bool
     if unified:
         return config
     return dataclasses.replace(
-        config, experts=_experts(fields, config), per_layer_inputs=_inputs(fields, config)
+        config, experts=_experts(fields, config), per_layer_inputs=_inputs(fields)
     )
 
 
@@ -184,7 +184,7 @@ def _rope(fields: ConfigFields, kind: str, head_dim: int, max_position: int) -> 
     """The rotary embedding of a type of layer."""
     name = "rope_parameters"
     by_type = fields.inner(name)
-    values = by_type.inner(kind).values() if fields.given(name) else _ROPES[kind]
+    values = by_type.inner(kind).values() if fields.has(name) else _ROPES[kind]
     if by_type.names() - _ROPES.keys() or not values:
         fields.refuse(name, f"objects for {' and '.join(_ROPES)}")
     kinds = ("default", "linear", "proportional")
@@ -211,14 +211,12 @@ def _experts(fields: ConfigFields, config: ModelConfig) -> ExpertsConfig | None:
     )
 
 
-def _inputs(fields: ConfigFields, config: ModelConfig) -> PerLayerInputs | None:
+def _inputs(fields: ConfigFields) -> PerLayerInputs | None:
     """The inputs of each layer of its own; a width of 0 means none."""
     width = fields.integer("hidden_size_per_layer_input", 256, minimum=0)
     if not width:
         return None
-    if fields.integer("vocab_size_per_layer_input", 262_144) != config.vocab_size:
-        fields.refuse("vocab_size_per_layer_input", f"the vocab_size, {config.vocab_size}")
-    return PerLayerInputs(width)
+    return PerLayerInputs(width, fields.integer("vocab_size_per_layer_input", 262_144))
 
 
 def _read_gemma4(fields: ConfigFields) -> ModelConfig:
@@ -244,7 +242,7 @@ def _weights(config: ModelConfig) -> Weights:
 
 def _input_weights(config: ModelConfig) -> Weights:
     weights: Weights = {
-        "per_layer.weight": (Piece("model.embed_tokens_per_layer.weight", "V (L p)"),),
+        "per_layer.weight": (Piece("model.embed_tokens_per_layer.weight", "v (L p)"),),
         "per_layer.projection.weight": (
             Piece("model.per_layer_model_projection.weight", "(L p) D"),
         ),
@@ -298,10 +296,14 @@ def _unused(config: ModelConfig) -> tuple[str, ...]:
     )
 
 
+# Those outside of rope_parameters have no effect in this architecture.
+_IGNORED = {"initializer_range", "partial_rotary_factor", "rope_theta"}
 _CONSTRAINTS = {
     "use_bidirectional_attention": Constraint(
-        lambda value, _: value == "vision", "null or vision: a token of text sees no later token"
-    )
+        lambda value, _: value is False or value == "vision",
+        "null, false or vision: a token of text sees no later token",
+    ),
+    "rope_scaling": absent("the rotary embedding of each type of layer is in rope_parameters"),
 }
 GEMMA4 = Family(
     "Gemma4ForCausalLM",
@@ -310,7 +312,7 @@ GEMMA4 = Family(
         ["gemma4_text"],
         reads=_FIELDS | _EXPERT_FIELDS | _INPUT_FIELDS,
         constraints=_CONSTRAINTS,
-        ignores=["initializer_range"],
+        ignores={*_IGNORED, "standardize", "use_clipped_linears"},
     ),
     _read_gemma4,
     _weights,
@@ -323,7 +325,7 @@ GEMMA4_UNIFIED = Family(
         ["gemma4_unified_text"],
         reads=_FIELDS,
         constraints=_CONSTRAINTS,
-        ignores=["initializer_range"],
+        ignores={*_IGNORED, "vision_config"},
     ),
     _read_unified,
     _weights,

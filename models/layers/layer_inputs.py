@@ -49,7 +49,7 @@ class PerLayerEmbedding(nnx.Module):
     stream) / sqrt(2), p numbers for each layer (Gemma 3n and 4)."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
-        self.weight = parameter("V L p", config, dtype)
+        self.weight = parameter("v L p", config, dtype)
         scheme = config.scheme_of("per_layer.projection")
         self.projection = Linear("D", "L p", config, dtype, scheme=scheme)
         self.norm = Norm(config, dtype, "p")

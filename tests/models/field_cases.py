@@ -62,6 +62,18 @@ HYBRID = {
     "rope_scaling": YARN,
 }
 HYBRID_EXPERTS = {"num_experts": 12, "num_experts_per_tok": 2}
+GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1}
+GEMMA4_EXPERTS = {
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 100,
+    "num_experts": 12,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+GEMMA4_SHARED = {
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "num_kv_shared_layers": 1,
+}
 # A config of each family, from which a change of any field that is read can be seen.
 BASES = {
     "BloomForCausalLM": {
@@ -80,6 +92,8 @@ BASES = {
     "Exaone4ForCausalLM": of("Exaone4", rope_scaling=YARN),
     "Gemma2ForCausalLM": of("Gemma2", rope_scaling=YARN),
     "Gemma3ForCausalLM": of("Gemma3", rope_parameters=LAYER_ROPES),
+    "Gemma4ForCausalLM": of("Gemma4", **GEMMA4, **GEMMA4_EXPERTS),
+    "Gemma4UnifiedForCausalLM": of("Gemma4Unified", **GEMMA4),
     "Glm4ForCausalLM": of("Glm4", rope_scaling=YARN),
     "GraniteForCausalLM": of("Granite", rope_scaling=YARN),
     "Glm4MoeForCausalLM": of(
@@ -121,6 +135,7 @@ BASES = {
 CHANGES = {
     "activation_function": "gelu",
     "attention_bias": True,
+    "attention_k_eq_v": True,
     "attention_multiplier": 0.3,
     "attention_out_bias": True,
     "attn_logit_softcapping": 7.0,
@@ -128,14 +143,17 @@ CHANGES = {
     "embedding_multiplier": 3.0,
     "decoder_sparse_step": 2,
     "enable_bias": False,
+    "enable_moe_block": True,
     "ffn_dim": 80,
     "final_logit_softcapping": 7.0,
     "first_k_dense_replace": 2,
     "full_attention_interval": 2,
+    "global_head_dim": 24,
     "head_dim": 32,
     "hidden_act": "gelu",
     "hidden_activation": "gelu",
     "hidden_size": 128,
+    "hidden_size_per_layer_input": 6,
     "intermediate_size": 80,
     "kv_lora_rank": 96,
     "layer_norm_eps": 1e-3,
@@ -173,11 +191,14 @@ CHANGES = {
     "num_attention_heads": 8,
     "num_experts": 6,
     "num_experts_per_tok": 1,
+    "num_global_key_value_heads": 4,
     "num_hidden_layers": 5,
     "num_key_value_heads": 1,
+    "num_kv_shared_layers": 1,
     "num_local_experts": 6,
     "original_max_position_embeddings": 1024,
     "partial_rotary_factor": 0.5,
+    "per_layer_config": {"2": {"head_dim": 24, "num_key_value_heads": 4}},
     "q_lora_rank": None,
     "qk_nope_head_dim": 96,
     "qk_rope_head_dim": 32,
@@ -199,14 +220,17 @@ CHANGES = {
     "swiglu_alpha": 1.5,
     "swiglu_limit": 0.1,
     "tie_word_embeddings": True,
+    "top_k_experts": 1,
     "topk_group": 2,
     "topk_method": "group_limited_greedy",
     "torch_dtype": "bfloat16",
     "use_bias": True,
+    "use_double_wide_mlp": True,
     "use_qk_norm": True,
     "use_sliding_window": False,
     "v_head_dim": 96,
     "vocab_size": 101,
+    "vocab_size_per_layer_input": 110,
 }
 # Where a family needs another value, and what must stand beside the field for it to matter.
 CHANGES_OF = {
@@ -231,6 +255,7 @@ CHANGES_OF = {
         (f"{name}ForCausalLM", "tie_word_embeddings"): False
         for name in (
             *("Bloom", "Cohere2", "Ernie4_5", "Ernie4_5_Moe", "Gemma2", "Gemma3", "SmolLM3"),
+            *("Gemma4", "Gemma4Unified"),
         )
     },
     **{
@@ -240,6 +265,13 @@ CHANGES_OF = {
             ("rope_parameters", {"full_attention": {"rope_theta": 6e5}}),
             ("rope_scaling", {"rope_type": "linear", "factor": 3.0}),
         )
+    },
+    **{
+        (f"{name}ForCausalLM", "rope_parameters"): {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 6e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+        for name in ("Gemma4", "Gemma4Unified")
     },
     **{
         (f"{name}ForCausalLM", "norm_topk_prob"): False
@@ -280,6 +312,20 @@ BESIDE = {
         (f"{name}ForCausalLM", field): {"layer_types": MIXED}
         for name in ("Gemma3", "Olmo3")
         for field in ("rope_parameters", "rope_scaling", "rope_theta")
+    },
+    **{
+        ("Gemma4ForCausalLM", field): {"enable_moe_block": True}
+        for field in ("moe_intermediate_size", "num_experts", "top_k_experts")
+    },
+    **{
+        (f"{name}ForCausalLM", field): beside
+        for name in ("Gemma4", "Gemma4Unified")
+        for field, beside in (
+            ("num_global_key_value_heads", {"attention_k_eq_v": True}),
+            ("rope_parameters", {}),
+            ("num_kv_shared_layers", GEMMA4_SHARED | {"num_kv_shared_layers": 0}),
+            ("use_double_wide_mlp", GEMMA4_SHARED),
+        )
     },
     ("Phi3ForCausalLM", "original_max_position_embeddings"): {
         "rope_scaling": {"type": "longrope", **LONGROPE_LISTS}
@@ -333,6 +379,7 @@ ALLOWED = {
     "num_key_value_heads": [4],
     "partial_rotary_factor": [1, 1.0],
     "per_layer_config": [{}],
+    "rope_scaling": [],
     "scoring_func": [],
     "sliding_window": [8192, 10**9],
     "topk_method": ["noaux_tc"],
@@ -363,17 +410,20 @@ REFUSED = {
     "norm_topk_prob": [True, 1],
     "num_key_value_heads": [1, 8, "4"],
     "partial_rotary_factor": [0.5, "1", True, float("nan")],
+    "rope_scaling": [{"rope_type": "default", "rope_theta": 5e5}, "text"],
     "scoring_func": ["softmax_of_topk", 1],
     "topk_method": ["greedy", 2],
     "per_layer_config": [{"0": {"rms_norm_eps": 0.5}}, [1]],
     "sliding_window": [16, "no", True, 1e9],
     "transformers_weights": ["other.safetensors"],
     "use_bias": [True, 0],
-    "use_bidirectional_attention": [True, 0],
+    "use_bidirectional_attention": [True, 0, "all"],
     "word_embed_proj_dim": [32, 64.0],
 }
 MODEL_TYPES = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4unified": "gemma4_unified_text",
     "seedoss": "seed_oss",
     "gptoss": "gpt_oss",
     "deepseekv2": "deepseek_v2",

@@ -38,7 +38,7 @@ def looked_at(model_type: str) -> set[str]:
         text = [
             node
             for node, name in zip(own.body[: last + 1], names, strict=False)
-            if "Vision" not in name and name != whole
+            if "Vision" not in name and "Audio" not in name and name != whole
         ]
         own = ast.Module(text, [])
     trees = [own, *map(_parse, _SHARED)]
