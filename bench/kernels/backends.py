@@ -23,7 +23,7 @@ class Kernel:
     Attributes:
         name: on the command line.
         attention: ``paged_attention`` of the backend.
-        prepare: (plan, positions, (N, K)) to the prepared plan of ``attention``; jittable.
+        prepare: (plan, positions, (N, K, H)) to the prepared plan of ``attention``; jittable.
         dtype: of queries and of KV that is not fp8.
     """
 
@@ -32,9 +32,9 @@ class Kernel:
     prepare: Callable[..., Any]
     dtype: jnp.dtype
 
-    def tile_rows(self, group: int) -> int:
+    def tile_rows(self, group: int, head_dim: int = 128) -> int:
         """Rows of a multi-row item for ``group`` query heads per KV head, as in the engine."""
-        shape = AttentionShape(group, 1, 128, self.dtype, 64)
+        shape = AttentionShape(group, 1, head_dim, self.dtype, 64)
         return _BACKENDS[self.name].tuning(shape).tile_rows
 
 

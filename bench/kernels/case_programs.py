@@ -54,7 +54,7 @@ class CasePrograms:
         draw = functools.partial(draw_layer, case, kernel.dtype)
         key = jax.random.key(_SEED)
         self.draw = Program(draw, key, np.int32(0), self._layout.used, compiler_options=UNTUNED)
-        prepare = functools.partial(kernel.prepare, heads=(case.N, case.K))
+        prepare = functools.partial(kernel.prepare, heads=(case.N, case.K, case.H))
         self.prepare = Program(prepare, self._layout.plan, positions)
         q = jax.ShapeDtypeStruct((positions.size, case.N, case.H), kernel.dtype)
         k, v = self.draw.leaves

@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.dtype:
         kernel = dataclasses.replace(kernel, dtype=jnp.dtype(options.dtype))
     N, K, H = options.heads
-    tile_rows = kernel.tile_rows(N // K)
+    tile_rows = kernel.tile_rows(N // K, H)
     cases = pairs(N, K, H, options.page_size, tile_rows, small=options.small)
     found = fit(cases, on_device(kernel, cases))
     if found.model.single_row_item + found.model.single_row_token == 0:

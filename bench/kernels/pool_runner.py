@@ -47,7 +47,7 @@ class PoolRunner:
             cuts = math.ceil(int(case.context[0]) / case.split)
             self._cuts[case.batch] = max(cuts, self._cuts.get(case.batch, 1))
         self._longest_cut = max(c.split for c in cases)
-        self._heads = (first.N, first.K)
+        self._heads = (first.N, first.K, first.H)
         pages = max(self._copies(c) * _distinct_pages(c) for c in cases)
         shape = (pages, first.K, first.S, first.H)
         draw = jax.jit(lambda key: jax.random.normal(key, shape, kernel.dtype))

@@ -60,7 +60,7 @@ class Point:
 
     def case(self, kernel: Kernel, *, share: bool) -> Case:
         """The case with the KV split size that fills an H200 best."""
-        tile_rows = kernel.tile_rows(self.N // self.K)
+        tile_rows = kernel.tile_rows(self.N // self.K, self.H)
         if share and self.batch > 1 and self.prefix:
             tiles = math.ceil(self.batch / tile_rows) * self.K
             splits = max(4, round(_FULL_ITEMS / tiles))

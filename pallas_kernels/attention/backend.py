@@ -82,8 +82,8 @@ class AttentionBackend:
         refusal: why the backend cannot serve a shape on a device, or None if it can. This is the
             only place that states these conditions.
         tuning: tile and split sizes for a shape that the backend does not refuse.
-        prepare: (plan, positions, (N, K) of a device) to the plan that ``attention`` takes. Call it
-            once a step, outside the layers.
+        prepare: (plan, positions, (N, K, H) of a device) to the plan that ``attention`` takes. Call
+            it once a step, outside the layers.
         attention: ``paged_attention`` with the signature of ``xla.paged_attention``.
         unmerged_attention: ``attention`` without the merge of the partial results, for a kernel
             that merges them itself; None where the backend has none.

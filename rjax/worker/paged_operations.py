@@ -80,8 +80,8 @@ class PagedOperations(DispatchedOperations):
         self._groups = groups
         self._views = step.views()
         self._parts: dict[LayerPlace, GroupView] = {}
-        # Of each kind of page groups and each number of heads, as the attention backend takes them.
-        self._plans: dict[tuple[int, tuple[int, int]], Any] = {}
+        # Of each kind of page groups and each (N, K, H), as the attention backend takes them.
+        self._plans: dict[tuple[int, tuple[int, int, int]], Any] = {}
 
     @property
     def _positions(self) -> Int[Array, " T"]:
@@ -114,8 +114,8 @@ class PagedOperations(DispatchedOperations):
             )
         return self._parts[of_pool]
 
-    def _plan(self, group: int, heads: tuple[int, int]) -> Any:
-        """The attention plan of a page group for (query heads, KV heads) of one device."""
+    def _plan(self, group: int, heads: tuple[int, int, int]) -> Any:
+        """The attention plan of a page group for (N, K, H) of one device."""
         kinds = self._groups.kinds
         kind = next(i for i, kind in enumerate(kinds) if kind.first <= group < kind.stop)
         if (kind, heads) not in self._plans:
@@ -136,7 +136,7 @@ class PagedOperations(DispatchedOperations):
         norms: HeadNorms | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Norm and rotate q and k, write k and v, attend; see ``rjax.models.Operations``."""
-        T, K, A, _ = qkv.shape
+        T, K, A, H = qkv.shape
         place = self._groups.place(layer)
         pool = place.pool
         write, problem, qkv, weights = self._write_kernel(
@@ -171,7 +171,7 @@ class PagedOperations(DispatchedOperations):
             heads,
             weights,
             self._view(place, self.k_pages[pool].shape[2]),
-            self._plan(place.group, (K * (A - 2) // self._mesh.size, K // self._mesh.size)),
+            self._plan(place.group, (K * (A - 2) // self._mesh.size, K // self._mesh.size, H)),
         )
         return out
 

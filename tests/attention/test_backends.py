@@ -57,7 +57,7 @@ def test_devices(jax_triton, device, names):
     [
         ({"device": CPU}, "it needs a Hopper GPU (compute capability 9.0)"),
         ({"dtype": "float32"}, "it takes dtype bfloat16 and float16, not float32"),
-        ({"head_dim": 48}, "it takes head dims 64, 80, 96, 112, 128, 192, 256, not 48"),
+        ({"head_dim": 48}, "it takes head dims 64, 80, 96, 112, 128, 192, 256, 512, not 48"),
         (
             {"head_dim": 80, "kv_dtype": FP8},
             "it takes, with KV in fp8, head dims 64, 96, 128, 192, 256, not 80",
@@ -68,7 +68,12 @@ def test_devices(jax_triton, device, names):
             {"num_heads": 65, "num_kv_heads": 1},
             "it takes at most 64 query heads a KV head, not 65",
         ),
+        (
+            {"head_dim": 512, "kv_dtype": FP8},
+            "it takes, with KV in fp8, head dims 64, 96, 128, 192, 256, not 512",
+        ),
         ({"head_dim": 80}, None),
+        ({"head_dim": 512, "num_heads": 16, "num_kv_heads": 1}, None),
         ({"page_size": 16, "dtype": "float16"}, None),
         ({"page_size": 192, "kv_dtype": FP8}, None),
         ({"num_heads": 64, "num_kv_heads": 1}, None),
@@ -141,6 +146,18 @@ def test_mosaic_tuning(heads, tile_rows, fine_rows, policy):
         single_lane_rows=single_lane_rows,
     )
     assert tuning.cost_model == CostModel(0.055, 0.00048, 0.28, 0.00097)
+
+
+def test_split_heads_tuning():
+    """An item of heads of 512 dims is 64 matrix rows, and a CTA takes one KV head of it."""
+    tuning = BY_NAME["mosaic"].tuning(
+        dataclasses.replace(SHAPE, num_heads=32, num_kv_heads=4, head_dim=512)
+    )
+    assert tuning.tile_rows == 8
+    policy = tuning.split_policy
+    assert policy is not None
+    assert (policy.single_row_lanes, policy.multi_row_lanes) == (num_sms() // 4, 1)
+    assert policy.single_lane_rows == 8
 
 
 def test_triton_tuning():

@@ -67,6 +67,9 @@ def _wgmma_rule(self, eqn, token, get_invals):
     trees = [jax.tree.structure([]) if tree is None else tree for tree in trees]
     _, a_transforms, b_transforms = jax.tree.unflatten(jax.tree_util.treedef_tuple(trees), leaves)
     by_value = isinstance(eqn.invars[1].aval, jax.core.ShapedArray)
+    if not by_value:
+        a, a_transforms = jaxpr_interpret.resolve_ref(eqn.invars[1].aval, a, a_transforms)
+    b, b_transforms = jaxpr_interpret.resolve_ref(eqn.invars[2].aval, b, b_transforms)
     return callback.io_callback(
         functools.partial(_wgmma, by_value=by_value, source_info=eqn.source_info),
         gpu_callbacks.TOKEN_SHAPE_DTYPE,

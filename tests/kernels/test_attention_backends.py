@@ -291,7 +291,7 @@ def test_the_tile_schedule_changes_no_bit(S):
     a = batches.make_arrays(
         batch, N=8, K=2, H=128, S=S, tile_rows=32, split=128, sharing="on", dtype=jnp.bfloat16
     )
-    packed = mosaic.pack_plan(a.plan, a.positions, (8, 2))
+    packed = mosaic.pack_plan(a.plan, a.positions, (8, 2, 128))
     assert isinstance(packed, mosaic.PackedPlan)
     run = jax.jit(functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1), num_ctas=7))
     results = []

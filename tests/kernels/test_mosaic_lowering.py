@@ -74,6 +74,17 @@ def test_other_head_dims(group, H):
     assert "mosaic_gpu" in lower(N, K, H, tile_rows=tile_rows)
 
 
+SPLIT_HEADS = [(8, 1, 8), (16, 1, 4), (16, 2, 8), (6, 2, 21), (64, 1, 1)]
+
+
+@pytest.mark.sample(1, 1)
+@pytest.mark.parametrize(("group", "S"), crossed(SPLIT_HEADS, [64, 16, 128], 2))
+def test_split_heads(group, S):
+    """Heads of 512 dims; a group of 64 heads has no swap-AB decode."""
+    N, K, tile_rows = group
+    assert "mosaic_gpu" in lower(N, K, 512, S, tile_rows=tile_rows)
+
+
 @pytest.mark.thorough
 def test_long_prompts():
     """Of more than a thousand rows."""
@@ -85,6 +96,7 @@ def test_stages_in_shared_memory():
     assert [config.num_q_stages(H) for H in (64, 128, 192)] == [2, 2, 1]
     assert [config.num_kv_stages(128, 64, q_stages, 2) for q_stages in (1, 2)] == [6, 5]
     assert config.num_kv_stages(128, 64, 2, 1) == 8  # beside two converted V tiles
+    assert config.num_kv_stages(512, 64, 1, 2) == 5  # K and V of a step take four
 
 
 @pytest.mark.thorough
@@ -134,6 +146,8 @@ def test_fp8_pages(form, H):
         (dict(kv_dtype=jnp.float8_e5m2), "both must have"),
         (dict(dtype=jnp.float32), "bfloat16 and float16"),
         (dict(tile_rows=64), "matrix rows"),
+        (dict(tile_rows=17, H=512), "64 for split heads"),
+        (dict(kv_dtype=FP8, H=512), "head dim"),
         (dict(H=32), "head dim"),
     ],
 )

@@ -20,8 +20,8 @@ pack = jax.jit(pack_plan, static_argnums=2)
 
 def run_work_tiles(packed: PackedPlan, a: batches.Arrays, scale: float):
     """Every live work tile to its destinations, then the merge of rows with several results."""
-    N, K = packed.heads
-    G, (T, _, H), S = N // K, a.q.shape, a.k_pages.shape[2]
+    N, K, H = packed.heads
+    G, T, S = N // K, a.q.shape[0], a.k_pages.shape[2]
     out, lse = np.zeros((T, N, H)), np.full((T, N), -np.inf)
     entries = packed.num_merge_entries
     part, part_lse = np.full((entries, N, H), np.nan), np.full((entries, N), np.nan)
@@ -33,7 +33,8 @@ def run_work_tiles(packed: PackedPlan, a: batches.Arrays, scale: float):
         head, which = divmod(int(code), len(packed.lists))
         tokens = np.arange(start, stop)
         pages, offsets = table[sequence, tokens // S], tokens % S
-        for kv_head in range(head, min(head + (1 if packed.lists[which].cooperative else 2), K)):
+        one_head = packed.lists[which].cooperative or H > 256
+        for kv_head in range(head, min(head + (1 if one_head else 2), K)):
             heads = slice(kv_head * G, (kv_head + 1) * G)
             for r in range(rows):
                 seen = tokens <= positions[row + r]
@@ -59,23 +60,26 @@ def run_work_tiles(packed: PackedPlan, a: batches.Arrays, scale: float):
 @pytest.mark.sample(3, 3)
 @pytest.mark.parametrize("sharing", ["on", "off"])
 @pytest.mark.parametrize("batch", [batches.DECODE, batches.RELAY, batches.CHUNKS])
-@pytest.mark.parametrize(("N", "K", "tile_rows"), [(8, 2, 32), (8, 2, 16), (9, 3, 42)])
-def test_work_tiles_and_destinations(batch, sharing, N, K, tile_rows):
+@pytest.mark.parametrize(
+    ("N", "K", "H", "tile_rows"), [(8, 2, 16, 32), (8, 2, 16, 16), (9, 3, 16, 42), (8, 2, 512, 16)]
+)
+def test_work_tiles_and_destinations(batch, sharing, N, K, H, tile_rows):
     a = batches.make_arrays(
         batch,
         N=N,
         K=K,
-        H=16,
+        H=H,
         S=32,
         tile_rows=tile_rows,
         split=64,
         sharing=sharing,
         dtype=jnp.float32,
     )
-    packed = pack(a.plan, a.positions, (N, K))
+    packed = pack(a.plan, a.positions, (N, K, H))
     assert isinstance(packed, PackedPlan)
-    out, lse = run_work_tiles(packed, a, 0.25)
-    reference = jax.jit(functools.partial(paged_attention_reference, spec=AttentionSpec(0.25)))
+    spec = AttentionSpec(H**-0.5)
+    out, lse = run_work_tiles(packed, a, spec.scale)
+    reference = jax.jit(functools.partial(paged_attention_reference, spec=spec))
     want, want_lse = reference(a.q, a.k_pages, a.v_pages, a.row_table, a.positions)
     np.testing.assert_allclose(out, want, atol=1e-5)
     np.testing.assert_allclose(lse, want_lse, atol=1e-5)
@@ -102,7 +106,7 @@ def test_long_work_tiles_of_both_kinds_run_side_by_side(rows, shared, own, rever
     plan, _ = plan_attention(
         table, np.arange(rows + 1), lengths, page_size=S, shape=shape, sharing="on"
     )
-    packed = pack(plan, jnp.asarray(lengths - 1), (32, 8))
+    packed = pack(plan, jnp.asarray(lengths - 1), (32, 8, 128))
     assert isinstance(packed, PackedPlan)
     assert int(packed.reverse_odd_ctas) == reverse
 
@@ -139,7 +143,7 @@ def test_no_cta_has_much_more_work_than_others(queries, spread):
     positions = np.concatenate(
         [n - np.arange(c, 0, -1) for n, c in zip(lengths, counts, strict=True)]
     )
-    packed = pack(plan, jnp.asarray(positions), (32, 8))
+    packed = pack(plan, jnp.asarray(positions), (32, 8, 128))
     assert isinstance(packed, PackedPlan)
     load = load_of_ctas(packed, 132)
     assert load.max() < 1.1 * load.mean()

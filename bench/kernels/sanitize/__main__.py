@@ -38,7 +38,7 @@ def check_attention(case: Case, kernel: Kernel) -> bool:
     inputs = make_inputs(case, 0, 1, kernel.dtype)
     attend = jax.jit(kernel.attention, static_argnames="spec")
     prepare = jax.jit(kernel.prepare, static_argnums=2)
-    plan = prepare(inputs.plan, inputs.positions, (case.N, case.K))
+    plan = prepare(inputs.plan, inputs.positions, (case.N, case.K, case.H))
     out, lse = attend(*inputs.arguments, plan, spec=case.spec, **inputs.options)
     error, _ = errors(case, inputs, out, lse, case.spec, rows=4)
     print(

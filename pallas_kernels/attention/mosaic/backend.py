@@ -23,6 +23,7 @@ from rjax.pallas_kernels.attention.mosaic.config import (
     num_kv_stages,
     num_q_stages,
     q_box_rows,
+    split_head_parts,
 )
 from rjax.pallas_kernels.attention.mosaic.kernel import Operands, attention_call
 from rjax.pallas_kernels.attention.mosaic.tile_scheduler import PackedPlan, pack_plan
@@ -69,15 +70,16 @@ def tuning(shape: AttentionShape) -> AttentionTuning:
     """Tile and split sizes for a shape, measured on an H200 (``bench/kernels/README.md``)."""
     K = shape.num_kv_heads
     warpgroup_rows = WGMMA_M // shape.group_size
-    head_pairs = -(-K // 2)
+    split_head = split_head_parts(shape.head_dim) > 1
+    head_pairs = K if split_head else -(-K // 2)
     return AttentionTuning(
-        tile_rows=CONSUMERS * warpgroup_rows,
+        tile_rows=warpgroup_rows if split_head else CONSUMERS * warpgroup_rows,
         kv_split_size=256,
         fine_kv_split_size=64,
         fine_rows=_FINE_ROW_HEADS // K,
         split_policy=SplitPolicy(
             min_multi_row_items=-(-_NUM_SMS // K),
-            # A CTA takes single-row items two heads at a time.
+            # A CTA takes single-row items two heads at a time, and split heads one at a time.
             single_row_lanes=max(1, num_sms() // head_pairs),
             item_overhead=64,  # about the time to start, to finish and to merge an item
             # A CTA takes multi-row items one head at a time.
@@ -192,26 +194,26 @@ def _operands(q, k_pages, v_pages, page_table, positions, options: dict[str, Any
 
 def _packed(plan: AttentionPlan | PackedPlan, operands: Operands) -> PackedPlan:
     """The plan, packed and checked against the operands."""
-    (T, N, _), K = operands.q.shape, operands.k_pages.shape[1]
+    (T, N, H), K = operands.q.shape, operands.k_pages.shape[1]
     packed = plan
     if not isinstance(packed, PackedPlan):
-        packed = pack_plan(packed, operands.positions, (N, K))
+        packed = pack_plan(packed, operands.positions, (N, K, H))
     assert isinstance(packed, PackedPlan)
     if packed.merge_indptr.shape[0] != T + 1:
         raise ValueError(
             f"{T} query rows and a plan for {packed.merge_indptr.shape[0] - 1} rows; they must "
             "agree"
         )
-    if packed.heads != (N, K):
+    if packed.heads != (N, K, H):
         raise ValueError(
-            f"the plan is packed for (N, K) = {packed.heads}; q and pages have ({N}, {K})"
+            f"the plan is packed for (N, K, H) = {packed.heads}; q and pages have ({N}, {K}, {H})"
         )
     for work in packed.lists:
         if work.warpgroup_rows * (N // K) > WGMMA_M:
             raise ValueError(
                 f"a work list of {work.tile_rows} rows an item and {N // K} heads a group is "
                 f"{work.tile_rows * (N // K)} matrix rows; the mosaic backend takes at most "
-                f"{2 * WGMMA_M}, with whole groups in each half"
+                f"{2 * WGMMA_M}, with whole groups in each half, and {WGMMA_M} for split heads"
             )
     return packed
 
@@ -222,7 +224,8 @@ def _config(spec: AttentionSpec, packed: PackedPlan, operands: Operands) -> Kern
         raise ValueError(f"scale is {spec.scale}; the mosaic backend needs a positive one")
     T, N, H = operands.q.shape
     G = N // operands.k_pages.shape[1]
-    boxes = (q_box_rows(min(work.warpgroup_rows, T), G, H) for work in packed.lists)
+    W = H // split_head_parts(H)
+    boxes = (q_box_rows(min(work.warpgroup_rows, T), G, W) for work in packed.lists)
     q_rows = max(WGMMA_M, -(-max(boxes) * G // 8) * 8)  # whole swizzle atoms of eight rows
     q_stages = num_q_stages(H)
     return KernelConfig(

@@ -16,8 +16,10 @@ WGMMA_M = 64
 CONSUMERS = 2
 """Consumer warpgroups of a CTA. One more warpgroup is the producer."""
 
-HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
+HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
 FP8_HEAD_DIMS = (64, 96, 128, 192, 256)  # multiples of 32 bytes, as wgmma reads fp8 rows
+
+_MAX_ACC_DIMS = 256  # of a [64, dims] accumulator: 128 registers a thread
 
 EVICT_FIRST_MAX_ROWS = 128
 """Rows of a step up to which few cooperative work tiles read the same KV."""
@@ -31,12 +33,12 @@ class KernelConfig:
 
     Attributes:
         scale, sliding_window, soft_cap: the fields of AttentionSpec.
-        q_rows: matrix rows of one query buffer, for each warpgroup.
+        q_rows: matrix rows of one query buffer; there is one for each warpgroup.
         q_stages: buffers for the queries of a work tile.
         num_ctas: persistent CTAs in the grid.
-        kv_stages: pipeline stages in shared memory, of two KV tiles each.
-        ping_pong: the consumer warpgroups of a cooperative work tile take turns on the tensor
-            cores, so that the softmax of one overlaps the products of the other.
+        kv_stages: pipeline stages in shared memory, see ``KVPipeline``.
+        ping_pong: the consumer warpgroups of a cooperative or split-head work tile take turns on
+            the tensor cores, so that the softmax of one overlaps the products of the other.
     """
 
     scale: float
@@ -60,6 +62,14 @@ class KernelConfig:
         return self.score_unit * math.log2(math.e)
 
 
+def split_head_parts(head_dim: int) -> int:
+    """Consumer warpgroups that share the output dims of one head: 1, or 2 for split heads.
+
+    A warpgroup accumulates at most 256 dims of 64 matrix rows in registers.
+    """
+    return 1 if head_dim <= _MAX_ACC_DIMS else CONSUMERS
+
+
 def num_q_stages(head_dim: int) -> int:
     """Buffers for the queries of a work tile in shared memory.
 
@@ -69,9 +79,12 @@ def num_q_stages(head_dim: int) -> int:
     return 2 if head_dim <= 128 else 1
 
 
-def q_box_rows(rows: int, group: int, head_dim: int) -> int:
-    """Rows of one TMA copy of queries, at least ``rows``: its bytes are a multiple of 128."""
-    multiple = 128 // math.gcd(128, group * head_dim * 2)
+def q_box_rows(rows: int, group: int, dims: int) -> int:
+    """Rows of one TMA copy of queries, at least ``rows``: its bytes are a multiple of 128.
+
+    dims: dims of a head that one copy takes.
+    """
+    multiple = 128 // math.gcd(128, group * dims * 2)
     return -(-rows // multiple) * multiple
 
 
@@ -87,9 +100,11 @@ def swap_ab_columns(group: int, head_dim: int) -> int:
 def num_kv_stages(head_dim: int, q_rows: int, q_stages: int, itemsize: int) -> int:
     """Pipeline stages that fit in shared memory.
 
-    A stage is two KV tiles of ``itemsize`` bytes a number. Beside them lie the 16-bit queries and,
-    for 8-bit pages, a 16-bit V tile of each warpgroup.
+    A stage is 64 tokens of two KV heads, or of half of the dims of a split head, ``itemsize`` bytes
+    a number. Beside the stages lie the 16-bit queries and, for 8-bit pages, a 16-bit V tile of each
+    warpgroup.
     """
-    row = CONSUMERS * head_dim
+    parts = split_head_parts(head_dim)
+    row = CONSUMERS * head_dim // parts
     other = 2 * q_rows * q_stages + (2 * KV_TILE if itemsize == 1 else 0)
-    return (_SMEM_BYTES - row * other) // (row * KV_TILE * itemsize)
+    return (_SMEM_BYTES - row * other) * parts // (row * KV_TILE * itemsize)

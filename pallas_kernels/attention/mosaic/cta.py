@@ -3,11 +3,12 @@
 A CTA is three warpgroups: two consumers and a producer. All three run ``Cta.for_each_tile`` over
 the same work tiles and count the same pipeline stages, so they meet only at barriers.
 
-Axes: T query rows, N query heads, K KV heads, G = N / K, H head dim, P pages, S tokens a page, B
-sequences, M pages of a table row, U work tiles, Y result slots, X merge entries, C columns of
-swap-AB decode. "16-bit" is the dtype of the queries, bfloat16 or float16; KV pages have that dtype
-or float8_e4m3fn. Shared memory holds the queries of one or two work tiles, the KV pipeline and, for
-fp8 pages, one float16 V tile a consumer warpgroup; ``config`` sizes them.
+Axes: T query rows, N query heads, K KV heads, G = N / K, H head dim, W dims of a part of a head (H,
+or H / 2 of a split head), P pages, S tokens a page, B sequences, M pages of a table row, U work
+tiles, Y result slots, X merge entries, C columns of swap-AB decode. "16-bit" is the dtype of the
+queries, bfloat16 or float16; KV pages have that dtype or float8_e4m3fn. Shared memory holds the
+queries of one or two work tiles, the KV pipeline (``kv_pipeline``) and, for fp8 pages, one float16
+V tile a consumer warpgroup; ``config`` sizes them.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -28,7 +29,9 @@ from rjax.pallas_kernels.attention.mosaic.config import (
     WGMMA_M,
     KernelConfig,
     q_box_rows,
+    split_head_parts,
 )
+from rjax.pallas_kernels.attention.mosaic.kv_pipeline import KVPipeline
 from rjax.pallas_kernels.attention.mosaic.tile_scheduler import (
     NUM_FIELDS,
     TileScheduler,
@@ -64,6 +67,16 @@ class KernelShape:
         return self.N // self.K
 
     @property
+    def parts(self) -> int:
+        """Parts of a head, each of W dims: 2 where all work tiles are split heads, else 1."""
+        return split_head_parts(self.H)
+
+    @property
+    def W(self) -> int:  # noqa: N802 - an axis letter
+        """Dims of a part of a head: of a tile in shared memory and of an accumulator."""
+        return self.H // self.parts
+
+    @property
     def has_fp8_kv(self) -> bool:
         """Whether pages are float8_e4m3fn."""
         return self.kv_dtype != self.q_dtype
@@ -80,18 +93,18 @@ class KernelShape:
 
     @property
     def has_head_pairs(self) -> bool:
-        """Whether some list has head-pair work tiles."""
+        """Whether some list has head-pair or split-head work tiles."""
         return not all(work.cooperative for work in self.lists)
 
     @property
     def has_multi_row_head_pairs(self) -> bool:
-        """Whether some list has head-pair work tiles that do not run swap-AB decode."""
+        """Whether some list has such work tiles that do not run swap-AB decode."""
         pairs = zip(self.lists, self.uses_swap_ab, strict=True)
         return any(not work.cooperative and not swap_ab for work, swap_ab in pairs)
 
     def q_box(self, work: WorkListShape) -> int:
         """Query rows of one TMA copy; it takes no more rows than there are, rounded up."""
-        return q_box_rows(min(work.warpgroup_rows, self.T), self.G, self.H)
+        return q_box_rows(min(work.warpgroup_rows, self.T), self.G, self.W)
 
 
 class Results(NamedTuple):
@@ -146,71 +159,23 @@ class GlobalMemory:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class KVPipeline:
-    """A circular buffer of tiles in shared memory between the producer and the consumers.
-
-    A stage holds two [64, H] tiles of K or two of V: tokens 0 to 63 and 64 to 127 of a cooperative
-    step, or the same 64 tokens of two KV heads in a head-pair step: 2 * 64 * H * itemsize bytes. A
-    step takes two stages, K and then V. The producer warpgroup fills a stage by TMA and both
-    consumer warpgroups release it. The producer runs ahead over the ends of work tiles, so that
-    memory stays busy during an epilogue.
-
-    Attributes:
-        halves: [stages, 2, 64, H] SMEM, of the pages' dtype, tiled and swizzled for wgmma.
-        whole: the same memory as [stages, 128, H].
-        full: barriers [stages]: the tiles of the stage have arrived.
-        empty: barriers [stages]: both consumers have read the stage.
-        num_stages: static, number of stages.
-    """
-
-    halves: Any
-    whole: Any
-    full: Any
-    empty: Any
-    num_stages: int
-
-    @staticmethod
-    def copies(page_size: int) -> int:
-        """TMA copies into a stage. Each one arrives at the full barrier."""
-        return CONSUMERS * (KV_TILE // min(page_size, KV_TILE))
-
-    def stage(self, count):
-        """The stage after ``count`` (int32) stages have been used."""
-        return lax.rem(count, jnp.int32(self.num_stages))
-
-    def stages_of_step(self, count, step):
-        """(K stage, V stage) of a work tile's step; ``count`` stages were used before the tile."""
-        return tuple(self.stage(count + 2 * step + n) for n in range(2))
-
-    def producer_acquire(self, stage) -> None:
-        """Wait until both consumers have released the stage."""
-        plgpu.barrier_wait(self.empty.at[stage])
-
-    def consumer_wait(self, stage) -> None:
-        """Wait until the tiles of the stage have arrived."""
-        plgpu.barrier_wait(self.full.at[stage])
-
-    def consumer_release(self, stage) -> None:
-        """This warpgroup has read the stage."""
-        plgpu.barrier_arrive(self.empty.at[stage])
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class SharedMemory:
     """Scratch memory and barriers of a CTA.
 
     Attributes:
-        q_views: union of views of the query buffers, Q = q_stages * 2 of them, one a warpgroup:
-            16-bit [Q, q_rows, H] in rows, as TMA writes them;
-            [Q, 1 or 2, q_rows, H] of the pages' dtype, swizzled for wgmma (with fp8 pages the high
+        q_views: union of views of the query buffers, Q = q_stages * 2 of them, one a warpgroup, or
+            for split heads one a part:
+            16-bit [Q, q_rows, W] in rows, as TMA writes them;
+            [Q, 1 or 2, q_rows, W] of the pages' dtype, swizzled for wgmma (with fp8 pages the high
             and the low part), if a list has work tiles of many rows;
             two views of ``SwapAbSmem``, if a list runs swap-AB decode.
         kv_views: union of the two views of ``KVPipeline``.
         kv_full, kv_empty: barriers of ``KVPipeline``.
         q_full: barriers [Q]: the queries of a warpgroup have arrived.
         q_empty: barriers [q_stages]: both warpgroups have read their queries.
-        warpgroup_order: barrier where the consumer warpgroups take turns on the tensor cores.
-        v_f16: float16 [2, 64, H], swizzled, a warpgroup's converted V tile; None without fp8 pages.
+        warpgroup_order: barrier where the consumer warpgroups take turns on the tensor cores, and
+            where they wait for each other's part of the queries of a split head.
+        v_f16: float16 [2, 64, W], swizzled, a warpgroup's converted V tile; None without fp8 pages.
     """
 
     q_views: Any
@@ -225,24 +190,25 @@ class SharedMemory:
     @staticmethod
     def scratch_types(cfg: KernelConfig, shape: KernelShape) -> dict[str, Any]:
         """What to allocate, by attribute. Offsets follow the alphabetical order of the names."""
-        H, kv_dtype = shape.H, shape.kv_dtype
-        tiling = wgmma_transforms(H, kv_dtype.itemsize)
-        stages = cfg.kv_stages
+        W, kv_dtype = shape.W, shape.kv_dtype
+        tiling = wgmma_transforms(W, kv_dtype.itemsize)
+        stages, tiles = cfg.kv_stages, KVPipeline.tiles(shape.parts)
+        copies = KVPipeline.copies(shape.S, shape.parts)
         scratch: dict[str, Any] = dict(
             q_views=plgpu.RefUnion(*_q_views(cfg, shape)),
             kv_views=plgpu.RefUnion(
-                plgpu.SMEM((stages, CONSUMERS, KV_TILE, H), kv_dtype, transforms=tiling),
-                plgpu.SMEM((stages, CONSUMERS * KV_TILE, H), kv_dtype, transforms=tiling),
+                plgpu.SMEM((stages, tiles, KV_TILE, W), kv_dtype, transforms=tiling),
+                plgpu.SMEM((stages, tiles * KV_TILE, W), kv_dtype, transforms=tiling),
             ),
-            kv_full=plgpu.Barrier(num_barriers=stages, num_arrivals=KVPipeline.copies(shape.S)),
+            kv_full=plgpu.Barrier(num_barriers=stages, num_arrivals=copies),
             kv_empty=plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
             q_full=plgpu.Barrier(num_barriers=cfg.q_stages * CONSUMERS),
             q_empty=plgpu.Barrier(num_barriers=cfg.q_stages, num_arrivals=CONSUMERS),
             warpgroup_order=plgpu.Barrier(num_arrivals=CONSUMERS),
         )
         if shape.has_fp8_kv:
-            tile = (CONSUMERS, KV_TILE, H)
-            scratch["v_f16"] = plgpu.SMEM(tile, jnp.float16, transforms=wgmma_transforms(H, 2))
+            tile = (CONSUMERS, KV_TILE, W)
+            scratch["v_f16"] = plgpu.SMEM(tile, jnp.float16, transforms=wgmma_transforms(W, 2))
         return scratch
 
     @property
@@ -260,25 +226,24 @@ class SharedMemory:
         first = 1 if all(shape.uses_swap_ab) else 2
         return self.q_views[first], self.q_views[first + 1]
 
-    def pipeline(self, cfg: KernelConfig) -> KVPipeline:
+    def pipeline(self, cfg: KernelConfig, shape: KernelShape) -> KVPipeline:
         """The KV pipeline in this memory."""
-        return KVPipeline(
-            self.kv_views[0], self.kv_views[1], self.kv_full, self.kv_empty, cfg.kv_stages
-        )
+        views, barriers = self.kv_views, (self.kv_full, self.kv_empty)
+        return KVPipeline(views[0], views[1], *barriers, cfg.kv_stages, shape.parts)
 
 
 def _q_views(cfg: KernelConfig, shape: KernelShape) -> list[Any]:
     """The views of the query buffers, see ``SharedMemory``. All begin where the union begins."""
-    H, q_dtype, kv_dtype = shape.H, shape.q_dtype, shape.kv_dtype
+    W, q_dtype, kv_dtype = shape.W, shape.q_dtype, shape.kv_dtype
     buffers = cfg.q_stages * CONSUMERS
-    swizzled = wgmma_transforms(H, kv_dtype.itemsize)
-    views = [plgpu.SMEM((buffers, cfg.q_rows, H), q_dtype)]
+    swizzled = wgmma_transforms(W, kv_dtype.itemsize)
+    views = [plgpu.SMEM((buffers, cfg.q_rows, W), q_dtype)]
     if not all(shape.uses_swap_ab):
-        parts = (buffers, q_dtype.itemsize // kv_dtype.itemsize, cfg.q_rows, H)
-        views.append(plgpu.SMEM(parts, kv_dtype, transforms=swizzled))
+        terms = (buffers, q_dtype.itemsize // kv_dtype.itemsize, cfg.q_rows, W)
+        views.append(plgpu.SMEM(terms, kv_dtype, transforms=swizzled))
     if any(shape.uses_swap_ab):
-        C, size = shape.swap_ab_columns, cfg.q_rows * H * 2
-        q_shape = (size // (C * H * kv_dtype.itemsize), C, H)
+        C, size = shape.swap_ab_columns, cfg.q_rows * W * 2
+        q_shape = (size // (C * W * kv_dtype.itemsize), C, W)
         p_shape = (size // (C * KV_TILE * 2), C, KV_TILE)
         p_dtype = jnp.float16 if shape.has_fp8_kv else q_dtype
         p_transforms = wgmma_transforms(KV_TILE, 2)
@@ -320,7 +285,7 @@ class Cta:
             q_stage = lax.rem(number, jnp.int32(q_stages))
             tile = WorkTile.decode(record, self.shape.lists)
             run(tile, q_stage, kv_count)
-            return kv_count + 2 * tile.num_steps, following
+            return kv_count + self.pipeline.step_stages * tile.num_steps, following
 
         lax.fori_loop(0, self.scheduler.num_tiles, step, (jnp.int32(0), first))
 
@@ -340,6 +305,7 @@ class ConsumerTile:
         q_stage, kv_count: int32, the arguments of ``run`` in ``Cta.for_each_tile``.
         q_buffer: int32, the warpgroup's query buffer.
         kv_head: int32; the last head where a head pair has no second one.
+        first_dim: int32, the first of the W dims of the output that the warpgroup computes.
         v_scale: float32 scalar, the scale of V in fp8 pages with one scale a KV head; else None.
     """
 
@@ -349,23 +315,47 @@ class ConsumerTile:
     kv_count: Any
     q_buffer: Any
     kv_head: Any
+    first_dim: Any
     v_scale: Any
 
     @classmethod
     def of(cls, cta: Cta, tile: WorkTile, q_stage, kv_count) -> "ConsumerTile":
         """The view of warpgroup ``cta.wg``."""
         q_buffer = q_stage * CONSUMERS + cta.wg
-        paired_head = jnp.minimum(tile.head + cta.wg, cta.shape.K - 1)
-        kv_head = jnp.where(tile.cooperative, tile.head, paired_head)
+        kv_head, first_dim = tile.head, jnp.int32(0)
+        if cta.shape.parts == 1:
+            paired_head = jnp.minimum(tile.head + cta.wg, cta.shape.K - 1)
+            kv_head = jnp.where(tile.cooperative, tile.head, paired_head)
+        else:
+            first_dim = cta.wg * cta.shape.W
         v_scales, v_scale = cta.gmem.v_scales, None
         if v_scales is not None and len(v_scales.shape) == 1:
             v_scale = v_scales[kv_head]
-        return cls(cta, tile, q_stage, kv_count, q_buffer, kv_head, v_scale)
+        return cls(cta, tile, q_stage, kv_count, q_buffer, kv_head, first_dim, v_scale)
 
     @property
     def q_rows(self):
-        """The queries of the warpgroup's matrix rows, 16-bit [64, H] SMEM in rows."""
+        """The queries in the warpgroup's buffer, 16-bit [64, W] SMEM in rows: those of its matrix
+        rows, or of a split head the warpgroup's part of them."""
         return self.cta.smem.q_tma.at[self.q_buffer, pl.ds(0, WGMMA_M)]
+
+    @property
+    def q_part_buffers(self) -> tuple[Any, ...]:
+        """The query buffers with all dims of the warpgroup's matrix rows."""
+        if self.cta.shape.parts == 1:
+            return (self.q_buffer,)
+        return tuple(self.q_stage * CONSUMERS + part for part in range(CONSUMERS))
+
+    @property
+    def stores_lse(self):
+        """int32, 0 where the other warpgroup of a split head stores the LSE, else 1."""
+        return (self.first_dim == 0).astype(jnp.int32)
+
+    def await_queries(self) -> None:
+        """Wait until the other warpgroup has staged its part of a split head's queries, too."""
+        if self.cta.shape.parts > 1:
+            plgpu.barrier_arrive(self.cta.smem.warpgroup_order)
+            plgpu.barrier_wait(self.cta.smem.warpgroup_order)
 
 
 def specialize(condition, when_true: bool, when_false: bool, run: Callable[[bool], Any]) -> Any:

@@ -52,28 +52,34 @@ class OutputRows(NamedTuple):
     """Destinations of 64 matrix rows. Matrix row m is head ``head + m % G`` of row m // G.
 
     entry: int32 [64], the merge entry, or -1 to write row ``row + m // G`` of the output. row,
-    head: int32, the row and head of matrix row 0. live: int32, rows to write.
+    head: int32, the row and head of matrix row 0. live: int32, rows to write. dim: int32, where in
+    a head the values begin.
     """
 
     entry: Any
     row: Any
     head: Any
     live: Any
+    dim: Any
 
 
 class OutputRow(NamedTuple):
     """Destination of one row's G heads, from ``head`` on; all int32 scalars.
 
-    entry: the merge entry, or -1 to write row ``row`` of the output. live: 0 to write nothing.
+    entry: the merge entry, or -1 to write row ``row`` of the output. live: 0 to write nothing. dim:
+    where in a head the values begin. stores_lse: 0 to write values only.
     """
 
     entry: Any
     row: Any
     head: Any
     live: Any
+    dim: Any
+    stores_lse: Any
 
 
-_ROWS_TYPE = OutputRows(ROWS, SCALAR, SCALAR, SCALAR)
+_ROWS_TYPE = OutputRows(ROWS, *[SCALAR] * 4)
+_ROW_TYPE = OutputRow(*[SCALAR] * 6)
 _RESULTS_TYPE = Results(*(plgpu.RefType() for _ in Results._fields))
 
 
@@ -85,6 +91,8 @@ def store_rows(results: Results, value, rows: OutputRows, group: int) -> None:
         i64 = ir.IntegerType.get_signless(64)
         targets = _ThreadRows(rows_, group)
         N, H = ir.MemRefType(out_.type).shape[1:]
+        [dim] = rows_.dim.registers.flat
+        first_dim = arith.extsi(i64, dim)
         for which in range(2):
             words = [mgpu.utils.bitcast(r, i32_type()) for _, r in row_registers(value_, which)]
             parts = [
@@ -97,7 +105,7 @@ def store_rows(results: Results, value, rows: OutputRows, group: int) -> None:
             head, target, direct, live = targets.of(which)
             head, target = (arith.index_cast(i64, x) for x in (head, target))
             row = arith.addi(arith.muli(target, mgpu.c(N, i64)), head)
-            element = arith.muli(row, mgpu.c(H, i64))
+            element = arith.addi(arith.muli(row, mgpu.c(H, i64)), first_dim)
             start = arith.select(
                 direct,
                 element_address(out_, element),
@@ -159,27 +167,30 @@ class _ThreadRows:
 
 
 def store_swap_ab(results: Results, value, lse, row: OutputRow, group: int) -> None:
-    """Write one row's G heads; value: 16-bit [H, C], lse: float32 [C], in registers."""
+    """Write one row's G heads; value: 16-bit [W, C], lse: float32 [C], in registers."""
     C = value.shape[1]
 
-    @plgpu.inline_mgpu(arg_types=(_RESULTS_TYPE, _WGMMA, COLUMNS, OutputRow(*[SCALAR] * 4)))
+    @plgpu.inline_mgpu(arg_types=(_RESULTS_TYPE, _WGMMA, COLUMNS, _ROW_TYPE))
     def store(_, results_, value_, lse_, row_):
         H = ir.MemRefType(results_.out.type).shape[2]
         i64 = ir.IntegerType.get_signless(64)
         values, scalars, live = _row_addresses(results_, row_)
         lane, warp = rem(thread_index(), 32), div(thread_index(), 32)
         live = arith.cmpi(arith.CmpIPredicate.ne, live, i32(0))
+        [first_dim], [lse_too] = row_.dim.registers.flat, row_.stores_lse.registers.flat
+        lse_stop = arith.muli(lse_too, i32(4))  # the first four threads hold all columns
         for run in range(C // 8):
             for n in range(2):
                 column = add(mul(rem(lane, 4), 2), 8 * run + n)
                 is_head = arith.cmpi(arith.CmpIPredicate.ult, column, i32(group))
                 with mgpu.when(arith.andi(live, is_head)):
                     for at in run_indices(value_, run):
-                        dim = add(mul(warp, 16), 64 * at[0] + 8 * at[4])
+                        dim = arith.addi(first_dim, add(mul(warp, 16), 64 * at[0] + 8 * at[4]))
                         number = arith.addi(mul(column, H), arith.addi(dim, div(lane, 4)))
                         place = arith.addi(values, arith.extui(i64, mul(number, 2)))
                         store_number(pointer(place, GLOBAL), extract(value_.registers[at], n))
-                    with mgpu.when(arith.cmpi(arith.CmpIPredicate.ult, thread_index(), i32(4))):
+                    has_lse = arith.cmpi(arith.CmpIPredicate.ult, thread_index(), lse_stop)
+                    with mgpu.when(has_lse):
                         place = arith.addi(scalars, arith.extui(i64, mul(column, 4)))
                         pair = lse_.registers.flat[run]
                         store_number(pointer(place, GLOBAL), extract(pair, n))

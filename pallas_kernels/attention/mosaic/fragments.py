@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -47,6 +48,19 @@ SWIZZLE_ATOM = 8
 
 _RUN = 8  # 16-bit numbers of one run: a quad's in one row
 _ITEMSIZE = 2
+
+
+def add_products(acc, *products):
+    """acc + the sum of a @ b over the pairs (a, b) of products.
+
+    acc: float32 [64 * n, C] in registers; a: 16-bit, in registers or SMEM; b: 16-bit SMEM.
+    """
+
+    def add(ref):
+        for a, b in products:
+            plgpu.wgmma(ref, a, b)
+
+    return pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(acc))
 
 
 def load_tile(source, rows, H: int, dtype):

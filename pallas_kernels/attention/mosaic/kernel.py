@@ -3,11 +3,12 @@
 Persistent CTAs of three warpgroups: a producer that loads by TMA (``producer``) and two consumers
 that compute with wgmma (``mainloop``; ``swap_ab`` for items of one row). A CTA takes work tiles
 from a static schedule (``tile_scheduler``). A work tile is an item of a work list on one KV head or
-on two. The producer streams K and V through a pipeline in shared memory (``cta``) and runs ahead
-over the ends of work tiles; scores, softmax and output stay in registers. Bytes from GMEM: K and V
-of each item once, 2 * tokens * K * H * itemsize, and its queries once. Bytes to GMEM: the results
-of its live rows once. Reads of KV are marked evict-first in L2, except those of cooperative work
-tiles in steps of many rows, where many work tiles read the same KV.
+on two; heads of more than 256 dims are split over both consumers. The producer streams K and V
+through a pipeline in shared memory (``cta``) and runs ahead over the ends of work tiles; scores,
+softmax and output stay in registers. Bytes from GMEM: K and V of each item once, 2 * tokens * K * H
+* itemsize, and its queries once. Bytes to GMEM: the results of its live rows once. Reads of KV are
+marked evict-first in L2, except those of cooperative work tiles in steps of many rows, where many
+work tiles read the same KV.
 Method: FlashAttention-3 (Shah et al., 2024), with swap-AB for decode.
 """
 
@@ -130,7 +131,7 @@ def _make_kernel(cfg: KernelConfig, shape: KernelShape, options: tuple[str, ...]
         gmem = GlobalMemory.bind(operands_and_results, options)
         smem = SharedMemory(**scratch)
         begin_kernel()
-        pipeline = smem.pipeline(cfg)
+        pipeline = smem.pipeline(cfg, shape)
         wg = lax.axis_index(_WARPGROUP_AXIS)
         can_reverse = shape.has_cooperative and shape.has_head_pairs
         scheduler = TileScheduler.of(

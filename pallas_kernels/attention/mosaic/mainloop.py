@@ -2,12 +2,13 @@
 
 One consumer warpgroup stages its queries for wgmma, then computes S = Q K^T and O += P V: Q and K
 from SMEM, P from registers, V from SMEM, S and O in registers. In a cooperative work tile it reads
-both 64-token tiles of a step, in a head pair the one of its own KV head. A part of a step is one or
-two tiles whose scores fit in registers together: two for 16-bit KV and head dims up to 128, else
-one. With ping-pong the two warpgroups of a cooperative work tile take turns on the tensor cores,
-half a part apart, so that the softmax of one overlaps the products of the other. Reads
-2 * 64 * H * itemsize bytes of SMEM a tile and writes SMEM only for the queries and to clear unused
-V rows. Writes 2 * H + 4 bytes a live matrix row to GMEM.
+both 64-token tiles of a step, in a head pair the one of its own KV head. Of a split head both
+warpgroups compute all scores, and each accumulates its part of the dims of V. A part of a step is
+one or two tiles whose scores fit in registers together: two for 16-bit KV and head dims up to 128,
+else one. With ping-pong the two warpgroups of a cooperative or split-head work tile take turns on
+the tensor cores, half a part apart, so that the softmax of one overlaps the products of the other.
+Reads 2 * 64 * H * itemsize bytes of SMEM a tile and writes SMEM only for the queries and to clear
+unused V rows. Writes 2 * H + 4 bytes a live matrix row to GMEM.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -22,10 +23,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, WGMMA_M
-from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile, KVPipeline, specialize
+from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile, specialize
 from rjax.pallas_kernels.attention.mosaic.epilogue import OutputRows, store_lse, store_rows
 from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles, split_queries
-from rjax.pallas_kernels.attention.mosaic.fragments import gather_heads, gather_rows, load_tile
+from rjax.pallas_kernels.attention.mosaic.fragments import (
+    add_products,
+    gather_heads,
+    gather_rows,
+    load_tile,
+)
+from rjax.pallas_kernels.attention.mosaic.kv_pipeline import KVPipeline
 from rjax.pallas_kernels.attention.mosaic.softmax import (
     Softmax,
     SoftmaxState,
@@ -42,7 +49,8 @@ class _Rows:
     """A warpgroup's rows of a work tile; int32 scalars.
 
     In a cooperative work tile the first warpgroup takes the first half of the item's rows and the
-    second one the rest; in a head pair each takes all rows of its KV head.
+    second one the rest; in a head pair each takes all rows of its KV head, and of a split head each
+    takes all rows.
 
     Attributes:
         shift: its first row in the item.
@@ -62,7 +70,9 @@ class _Rows:
     def of(cls, consumer: ConsumerTile) -> "_Rows":
         cta, tile = consumer.cta, consumer.tile
         shift = jnp.where(tile.cooperative, cta.wg * tile.warpgroup_rows, 0)
-        head = jnp.where(tile.cooperative, tile.head, tile.head + cta.wg)
+        head = tile.head
+        if cta.shape.parts == 1:
+            head = jnp.where(tile.cooperative, tile.head, tile.head + cta.wg)
         share = jnp.clip(tile.num_rows - shift, 0, tile.warpgroup_rows)
         live = jnp.where(tile.cooperative, share, tile.num_rows)
         live = jnp.where(head < cta.shape.K, live, 0)
@@ -89,10 +99,11 @@ def run_multi_row(consumer: ConsumerTile) -> None:
         return Mainloop.of(consumer, positions, slopes, fp8, cooperative).run()
 
     state = specialize(tile.cooperative, shape.has_cooperative, shape.has_multi_row_head_pairs, run)
-    target = OutputRows(entry, tile.row_start + rows.shift, rows.head * G, rows.live)
+    first_row, head = tile.row_start + rows.shift, rows.head * G
+    target = OutputRows(entry, first_row, head, rows.live, consumer.first_dim)
     value, lse = normalize(state.acc, state.row_max, state.row_sum.sum(axis=1), consumer.v_scale, 0)
     store_rows(gmem.results, value.astype(shape.q_dtype), target, G)
-    store_lse(gmem.results, lse, target, G)
+    store_lse(gmem.results, lse, target._replace(live=rows.live * consumer.stores_lse), G)
 
 
 def _stage_queries(consumer: ConsumerTile, rows: _Rows) -> Fp8Tiles | None:
@@ -103,12 +114,13 @@ def _stage_queries(consumer: ConsumerTile, rows: _Rows) -> Fp8Tiles | None:
         operands, q_scale = split_queries(consumer.q_rows)
         fp8 = Fp8Tiles.of(consumer, q_scale)
     else:
-        tile = load_tile(consumer.q_rows, rows.loaded * shape.G, shape.H, shape.q_dtype)
+        tile = load_tile(consumer.q_rows, rows.loaded * shape.G, shape.W, shape.q_dtype)
         operands = (tile,)
     plgpu.commit_smem()
     for n, operand in enumerate(operands):
         cta.smem.q_wgmma.at[consumer.q_buffer, n, pl.ds(0, WGMMA_M)][...] = operand
     plgpu.commit_smem()
+    consumer.await_queries()
     return fp8
 
 
@@ -117,9 +129,9 @@ class Mainloop:
     """One warpgroup's loop over the KV steps of a work tile.
 
     Attributes:
-        consumer: the work tile. Its query buffer holds one operand [64, H], or with fp8 pages two
-            whose products with the keys add up.
-        halves: int32 scalars, the halves of a pipeline stage that this warpgroup reads in order.
+        consumer: the work tile. Its query buffers hold one operand [64, W] for each part of a head,
+            or with fp8 pages two whose products with the keys add up.
+        halves: int32 scalars, the tiles of a pipeline stage that this warpgroup reads in order.
         softmax: the softmax step.
         unmasked_steps: int32, leading steps in which every row sees all tokens.
         order: barrier for ping-pong, or None.
@@ -143,7 +155,9 @@ class Mainloop:
             fp8: scales and scratch memory for fp8 pages; None for 16-bit pages.
         """
         cta, tile = consumer.cta, consumer.tile
-        halves = tuple(jnp.int32(n) for n in range(CONSUMERS)) if cooperative else (cta.wg,)
+        halves: tuple[Any, ...] = (cta.wg,)
+        if cooperative or cta.shape.parts > 1:
+            halves = tuple(jnp.int32(n) for n in range(cta.pipeline.tiles(cta.shape.parts)))
         softmax = Softmax.of(
             cta.cfg,
             tile.kv_stop,
@@ -156,7 +170,8 @@ class Mainloop:
         if cta.cfg.sliding_window is None:
             size = jnp.int32(KV_TILE * len(halves))
             unmasked = lax.div(jnp.maximum(tile.unmasked_stop - tile.kv_start, 0), size)
-        order = cta.smem.warpgroup_order if cooperative and cta.cfg.ping_pong else None
+        same_kv = cooperative or cta.shape.parts > 1
+        order = cta.smem.warpgroup_order if same_kv and cta.cfg.ping_pong else None
         return cls(consumer, halves, softmax, unmasked, order)
 
     def run(self) -> SoftmaxState:
@@ -165,7 +180,7 @@ class Mainloop:
         if self.order is not None:  # the second warpgroup stays half a part behind the first
             pl.when(cta.wg == 1)(self._switch_warpgroups)
         # One loop with a masking branch inside, not two loops: instruction fetches are cold.
-        state = lax.fori_loop(0, tile.num_steps, self._step, initial_state(cta.shape.H))
+        state = lax.fori_loop(0, tile.num_steps, self._step, initial_state(cta.shape.W))
         plgpu.barrier_arrive(cta.smem.q_empty.at[self.consumer.q_stage])
         if self.order is not None:
             pl.when(cta.wg == 0)(self._switch_warpgroups)
@@ -184,26 +199,30 @@ class Mainloop:
 
     def _step(self, i, state: SoftmaxState) -> SoftmaxState:
         """Run step ``i``, part after part: scores, softmax, values."""
-        k_stage, v_stage = self._pipeline.stages_of_step(self.consumer.kv_count, i)
+        kv_count, wg = self.consumer.kv_count, self.consumer.cta.wg
+        k_stages = self._pipeline.k_stages(kv_count, i)
+        v_stages = self._pipeline.v_stages(kv_count, i, wg)
         for part in self._parts:
-            products = self._multiply_keys(i, k_stage, part)
+            products = self._multiply_keys(i, k_stages, part)
             if part == self._parts[-1]:
-                self._pipeline.consumer_release(k_stage)
+                for stage in k_stages:
+                    self._pipeline.consumer_release(stage)
             first_tokens = tuple(self._first_token(i, n) for n in part)
             masked = i >= self.unmasked_steps
             tiles = self.softmax.probabilities(products, first_tokens, state.row_max, masked)
             state, p = rescale(state, tiles)
-            acc = self._add_values(i, v_stage, part, state.acc, p)
+            acc = self._add_values(i, v_stages, part, state.acc, p)
             state = state._replace(acc=acc)
         return state
 
-    def _multiply_keys(self, i, stage, part: tuple[int, ...]):
+    def _multiply_keys(self, i, stages, part: tuple[int, ...]):
         """q @ k for the tiles of a part, float32 [64, 64] each."""
 
         def multiply(acc):
-            if part == self._parts[0]:
-                self._pipeline.consumer_wait(stage)
-            self._issue_keys(acc, i, stage, part)
+            for number, stage in enumerate(stages):
+                if part == self._parts[0]:
+                    self._pipeline.consumer_wait(stage)
+                self._issue_keys(acc, i, number, stage, part)
             if self.order is not None:
                 self._switch_warpgroups()
             return acc[...]
@@ -211,12 +230,12 @@ class Mainloop:
         acc = plgpu.WGMMAAccumulatorRef((WGMMA_M, len(part) * KV_TILE), jnp.float32)
         return _split_tiles(pl.run_scoped(multiply, acc))
 
-    def _issue_keys(self, acc, i, stage, part: tuple[int, ...]) -> None:
-        """Issue the wgmma of the keys of a part."""
+    def _issue_keys(self, acc, i, number: int, stage, part: tuple[int, ...]) -> None:
+        """Issue the wgmma of the keys of a part of a step, in part ``number`` of the dims."""
         consumer, pipeline = self.consumer, self._pipeline
         queries = consumer.cta.smem.q_wgmma
         # Without the barrier the query addresses are computed before the loop and fill registers.
-        buffer, _ = lax.optimization_barrier((consumer.q_buffer, i))
+        buffer, _ = lax.optimization_barrier((consumer.q_part_buffers[number], i))
         if len(part) == CONSUMERS:
             keys = pipeline.whole.at[stage]
         else:
@@ -225,8 +244,12 @@ class Mainloop:
             rows = queries.at[buffer, n, pl.ds(0, WGMMA_M)]
             plgpu.wgmma(acc, rows, keys.transpose((1, 0)))
 
-    def _add_values(self, i, stage, part: tuple[int, ...], acc, p):
-        """acc + p @ v over the tiles of a part; releases the stage after its last part."""
+    def _add_values(self, i, stages, part: tuple[int, ...], acc, p):
+        """acc + p @ v over the tiles of a part; releases the stages after its last part.
+
+        stages: the stage that this warpgroup reads, then the stages of other parts of the dims.
+        """
+        stage, *others = stages
         first, last = part == self._parts[0], part == self._parts[-1]
         fp8 = self.softmax.fp8 is not None
         if self.order is not None:
@@ -234,23 +257,21 @@ class Mainloop:
             plgpu.barrier_arrive(self.order)
         if first:
             self._pipeline.consumer_wait(stage)
+        for other in others:
+            self._pipeline.consumer_wait(other)
+            self._pipeline.consumer_release(other)
         if self.order is not None:
             plgpu.barrier_wait(self.order)
         values = tuple(self._values(i, stage, n) for n in part)
         if fp8 and last:
             self._pipeline.consumer_release(stage)
-
-        def add(ref):
-            for tile_p, tile in zip(p, values, strict=True):
-                plgpu.wgmma(ref, tile_p, tile)
-
-        acc = pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(acc))
+        acc = add_products(acc, *zip(p, values, strict=True))
         if not fp8 and last:
             self._pipeline.consumer_release(stage)
         return acc
 
     def _values(self, i, stage, n: int):
-        """V tile ``n`` of the step, 16-bit [64, H] SMEM, zero from the item's end on."""
+        """V tile ``n`` of the step, 16-bit [64, W] SMEM, zero from the item's end on."""
         fp8, kv_stop = self.softmax.fp8, self.consumer.tile.kv_stop
         tile = self._pipeline.halves.at[stage, self.halves[n]]
         used = kv_stop - self._first_token(i, n)

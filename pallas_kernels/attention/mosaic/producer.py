@@ -3,7 +3,8 @@
 Everything is TMA from GMEM to SMEM. Bytes of a work tile: the queries of its item, rounded up to
 whole TMA boxes, and 2 * tokens * H * itemsize a KV head, K and V, each once. A tile of 64 tokens is
 one copy where pages have 64 tokens or more, else one copy a page. A cooperative step loads 128
-tokens of one KV head, a head-pair step 64 tokens of two. Only the used part of a head's last tile
+tokens of one KV head, a head-pair step 64 tokens of two, a split-head step 64 tokens of one in two
+parts of its dims. Only the used part of a head's last tile
 is loaded, rounded up to 16, 32, 48 or 64 tokens (cooperative: to 128); the other rows hold stale
 data, and the consumers mask their scores and clear their V rows.
 """
@@ -13,6 +14,7 @@ data, and the consumers mask their scores and clear their V rows.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,7 +28,8 @@ from rjax.pallas_kernels.attention.mosaic.config import (
     KV_TILE,
     LAST_TILE_TOKENS,
 )
-from rjax.pallas_kernels.attention.mosaic.cta import Cta, KVPipeline, specialize
+from rjax.pallas_kernels.attention.mosaic.cta import Cta, specialize
+from rjax.pallas_kernels.attention.mosaic.kv_pipeline import KVPipeline
 from rjax.pallas_kernels.attention.mosaic.tile_scheduler import WorkListShape, WorkTile
 from rjax.pallas_kernels.mosaic.tma_copy import evict_first
 
@@ -41,35 +44,55 @@ def run_producer(cta: Cta) -> None:
 
 def _produce(cta: Cta, tile: WorkTile, q_stage, kv_count) -> None:
     shape, gmem = cta.shape, cta.gmem
-    plgpu.barrier_wait(cta.smem.q_empty.at[q_stage])
-    for index, work in enumerate(shape.lists):
-        if len(shape.lists) == 1:
-            _load_queries(cta, tile, work, q_stage)
-        else:
-            load = functools.partial(_load_queries, cta, tile, work, q_stage)
-            pl.when(tile.list_index == index)(load)
+
+    def load_queries() -> None:
+        plgpu.barrier_wait(cta.smem.q_empty.at[q_stage])
+        for index, work in enumerate(shape.lists):
+            if len(shape.lists) == 1:
+                _load_queries(cta, tile, work, q_stage)
+            else:
+                load = functools.partial(_load_queries, cta, tile, work, q_stage)
+                pl.when(tile.list_index == index)(load)
+
+    # Split heads have one query buffer, free when the work tile before ends, so KV goes first.
+    kv_first = shape.parts > 1
+    if kv_first:
+        pl.when(tile.num_steps == 0)(load_queries)
+    else:
+        load_queries()
 
     def load_kv(cooperative: bool):
-        # In steps of many rows, many cooperative work tiles read the same KV.
-        evict_first = shape.T <= EVICT_FIRST_MAX_ROWS or not cooperative
+        # In steps of many rows, many multi-row work tiles read the same KV.
+        shared = cooperative or shape.parts > 1
+        evict_first = shape.T <= EVICT_FIRST_MAX_ROWS or not shared
         pools = (gmem.k_pages, gmem.v_pages)
         loads = KVLoads(tile, pools, gmem.page_table, cooperative, evict_first)
-        loads.run(cta.pipeline, kv_count)
+        loads.run(cta.pipeline, kv_count, load_queries if kv_first else None)
 
     specialize(tile.cooperative, shape.has_cooperative, shape.has_head_pairs, load_kv)
 
 
 def _load_queries(cta: Cta, tile: WorkTile, work: WorkListShape, q_stage) -> None:
-    """Start one copy for each consumer warpgroup: its half of the rows, or its KV head."""
+    """Start one copy for each consumer warpgroup: its half of the rows, its KV head, or its part of
+    the dims."""
     shape, smem = cta.shape, cta.smem
-    box = shape.q_box(work)
+    box, one_head = shape.q_box(work), work.cooperative or shape.parts > 1
     for w in range(CONSUMERS):
         row = tile.row_start + (w * work.warpgroup_rows if work.cooperative else 0)
-        head = tile.head if work.cooperative else jnp.minimum(tile.head + w, shape.K - 1)
+        head = tile.head if one_head else jnp.minimum(tile.head + w, shape.K - 1)
         buffer = q_stage * CONSUMERS + w
-        target = smem.q_tma.at[buffer, pl.ds(0, box * shape.G)].reshape(box, shape.G, shape.H)
-        source = cta.gmem.q.at[pl.ds(row, box), head]
-        plgpu.copy_gmem_to_smem(source, target, smem.q_full.at[buffer])
+        target = smem.q_tma.at[buffer, pl.ds(0, box * shape.G)]
+        dims = pl.ds(w * shape.W if shape.parts > 1 else 0, shape.W)
+        _copy_queries(cta.gmem.q, pl.ds(row, box), head, dims, target, smem.q_full.at[buffer])
+
+
+def _copy_queries(q, rows: pl.Slice, head, dims: pl.Slice, target, barrier) -> None:
+    """Start the copy of some rows and dims of [T, K, G, H] GMEM to [rows * G, W] SMEM.
+
+    Rows beyond the last one become 0.
+    """
+    source = q.at[rows, head, :, dims]
+    plgpu.copy_gmem_to_smem(source, target.reshape(*source.shape), barrier)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,8 +114,13 @@ class KVLoads:
     cooperative: bool
     evict_first: bool
 
-    def run(self, pipeline: KVPipeline, kv_count) -> None:
-        """Load all steps, as stages become free. kv_count: int32, stages used before."""
+    def run(self, pipeline: KVPipeline, kv_count, load_queries: Callable[[], None] | None) -> None:
+        """Load all steps, as stages become free.
+
+        Args:
+            kv_count: int32, stages used before.
+            load_queries: called after the first step, unless None.
+        """
         read_ahead = self._page_size >= KV_TILE  # smaller pages are too many ids for registers
 
         def step(i, carry):
@@ -100,10 +128,13 @@ class KVLoads:
             following = self._pages(i + 1) if read_ahead else ()
             pages = pages or self._pages(i)
             for pool in self.pools:
-                stage = pipeline.stage(count)
-                pipeline.producer_acquire(stage)
-                self._fill(pipeline, stage, pool, self._first_token(i), pages)
-                count = count + 1
+                for part in range(pipeline.parts):
+                    stage = pipeline.stage(count)
+                    pipeline.producer_acquire(stage)
+                    self._fill(pipeline, stage, pool, part, self._first_token(i), pages)
+                    count = count + 1
+            if load_queries is not None:
+                pl.when(i == 0)(load_queries)
             return count, following
 
         first_pages = self._pages(jnp.int32(0)) if read_ahead else ()
@@ -137,10 +168,14 @@ class KVLoads:
         numbers = (lax.div(self._first_token(i) + t, S) for t in offsets)
         return tuple(self.page_table[self.tile.table_row, jnp.minimum(n, last)] for n in numbers)
 
-    def _fill(self, pipeline: KVPipeline, stage, pool, first_token, pages) -> None:
-        """Fill both tiles of a stage. pages: the page ids of the step's copies of one head."""
+    def _fill(self, pipeline: KVPipeline, stage, pool, part: int, first_token, pages) -> None:
+        """Fill the tiles of a stage with a part of the dims.
+
+        pages: the page ids of the step's copies of one head.
+        """
         tile_pages = KV_TILE // self._copy_tokens
-        for w in range(CONSUMERS):
+        dims = pool.shape[3] // pipeline.parts
+        for w in range(pipeline.tiles(pipeline.parts)):
             if self.cooperative:
                 head, first = self.tile.head, first_token + w * KV_TILE
                 own_pages = pages[w * tile_pages : (w + 1) * tile_pages]
@@ -150,6 +185,7 @@ class KVLoads:
             for n, page in enumerate(own_pages):
                 copy = _PageCopy(
                     page=pool.at[page, head],
+                    dims=pl.ds(part * dims, dims),
                     pipeline=pipeline,
                     stage=stage,
                     half=w,
@@ -160,7 +196,7 @@ class KVLoads:
                 self._start(copy)
 
     def _start(self, copy: "_PageCopy") -> None:
-        """Start a copy, of no more than the used tokens if the tile is of a head pair."""
+        """Start a copy; without cooperation of no more than the used tokens."""
         size = self._copy_tokens
         if self.cooperative:
             copy.start(size)
@@ -180,6 +216,7 @@ class _PageCopy:
 
     Attributes:
         page: [S, H] GMEM.
+        dims: the dims to copy.
         pipeline, stage, half: the tile that it fills; ``half`` is static.
         first_token: int32, the first token of the tile.
         number: static, the index of the copy in its tile.
@@ -187,6 +224,7 @@ class _PageCopy:
     """
 
     page: Any
+    dims: pl.Slice
     pipeline: KVPipeline
     stage: Any
     half: int
@@ -197,10 +235,10 @@ class _PageCopy:
     def start(self, tokens: int) -> None:
         """Copy the first ``tokens`` tokens."""
         S = self.page.shape[0]
-        source = self.page
+        offset = 0
         if tokens != S:
             offset = pl.multiple_of(lax.rem(self.first_token, jnp.int32(S)), KV_TILE)
-            source = source.at[pl.ds(offset, tokens)]
+        source = self.page.at[pl.ds(offset, tokens), self.dims]
         rows = pl.ds(self.number * min(S, KV_TILE), tokens)
         target = self.pipeline.halves.at[self.stage, self.half, rows]
         plgpu.copy_gmem_to_smem(source, target, self.pipeline.full.at[self.stage])

@@ -1,12 +1,15 @@
 """Work tiles, the plan that lists them and the tile scheduler that deals them to the CTAs.
 
 A work tile is what one CTA computes between two turns of the scheduler: one item of a work list on
-one or two KV heads. There are two kinds:
+one or two KV heads. There are three kinds:
   - cooperative: the item has more than 64 matrix rows (query rows times heads of a group). Both
     consumer warpgroups work on one KV head, 64 matrix rows each, in KV steps of 128 tokens that
     both read.
   - head pair: the item has at most 64 matrix rows. Each consumer warpgroup works on a KV head of
     its own, in KV steps of 64 tokens.
+  - split head: every work tile where heads have more than 256 dims. The item has at most 64 matrix
+    rows. Both consumer warpgroups work on one KV head and on all rows, in KV steps of 64 tokens:
+    each computes all scores and half of the output's dims.
 ``pack_plan`` writes a record of each work tile once a step, in plain XLA of fixed shapes: int32 [8]
 in GMEM, one 32-byte sector. On the device ``TileScheduler`` picks the records of a CTA, which reads
 int32 [3] from GMEM for that, and ``WorkTile.decode`` reads them. The tests run the scheduler in
@@ -21,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from rjax.pallas_kernels.attention.mosaic.config import KV_TILE, WGMMA_M
+from rjax.pallas_kernels.attention.mosaic.config import KV_TILE, WGMMA_M, split_head_parts
 from rjax.pallas_kernels.attention.plan.work_list import AttentionPlan, WorkList, merge_destinations
 from rjax.pallas_kernels.mosaic.emit import num_sms
 
@@ -41,7 +44,7 @@ NUM_FIELDS = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkListShape:
-    """Static part of one work list: rows of an item, and the kind of its work tiles."""
+    """Static part of one work list: rows of an item, and whether its work tiles are cooperative."""
 
     tile_rows: int
     cooperative: bool
@@ -182,7 +185,7 @@ class PackedPlan:
         merge_indptr: first merge entry of each row, and the end.
         num_merge_entries: capacity for merge entries.
         lists: static part of the work lists, the most rows an item first.
-        heads: (N, K).
+        heads: (N, K, H).
     """
 
     work_tiles: Int[Array, "U 8"]
@@ -193,7 +196,7 @@ class PackedPlan:
     merge_indptr: Int[Array, " T1"]
     num_merge_entries: int = dataclasses.field(metadata={"static": True})
     lists: tuple[WorkListShape, ...] = dataclasses.field(metadata={"static": True})
-    heads: tuple[int, int] = dataclasses.field(metadata={"static": True})
+    heads: tuple[int, int, int] = dataclasses.field(metadata={"static": True})
 
     @property
     def schedule(self) -> Int[Array, "3"]:
@@ -202,23 +205,24 @@ class PackedPlan:
 
 
 def pack_plan(
-    plan: AttentionPlan, positions: Int[Array, " T"], heads: tuple[int, int] | None = None
+    plan: AttentionPlan, positions: Int[Array, " T"], heads: tuple[int, int, int] | None = None
 ) -> PackedPlan | AttentionPlan:
     """Expand the lists into work tiles, and invert the merge into destinations.
 
-    ``heads`` is (N, K) of the model. Without it the plan comes back unchanged and each attention
+    ``heads`` is (N, K, H) of the model. Without it the plan comes back unchanged and each attention
     call packs it; inside one jit XLA computes that once for all layers.
     """
     if heads is None:
         return plan
-    N, K = heads
+    N, K, H = heads
+    split_head = split_head_parts(H) > 1
     order = sorted(range(len(plan.lists)), key=lambda i: -plan.lists[i].tile_rows)
     lists, blocks, counts = [], [], []
     for index, i in enumerate(order):
         work = plan.lists[i]
         first_slot = sum(w.capacity * w.tile_rows for w in plan.lists[:i])
-        cooperative = work.tile_rows * (N // K) > WGMMA_M
-        tile_heads = 1 if cooperative else 2
+        cooperative = work.tile_rows * (N // K) > WGMMA_M and not split_head
+        tile_heads = 1 if cooperative or split_head else 2
         layout = _ListLayout(index, len(order), first_slot, tile_heads, -(-K // tile_heads))
         lists.append(WorkListShape(work.tile_rows, cooperative))
         blocks.append(_work_tiles(work, positions, layout))

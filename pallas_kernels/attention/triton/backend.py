@@ -36,6 +36,6 @@ BACKEND = AttentionBackend(
     compute_capabilities=COMPUTE_CAPABILITIES,
     refusal=refusal,
     tuning=tuning,
-    prepare=lambda plan, positions, heads: pack_plan(plan, heads),
+    prepare=lambda plan, positions, heads: pack_plan(plan, heads[:2]),
     attention=attention,
 )
