@@ -1,17 +1,19 @@
 """API keys on every route but /health and /ping; tenants learn nothing of one another's prompts."""
 
+import asyncio
 import hmac
 import itertools
 from collections.abc import Iterator
 
 import httpx2
 import pytest
+from fastapi import FastAPI, Request
 
 from rjax.errors import InvalidConfigError
 from rjax.serve.api.app import build_app
 from rjax.serve.api.tenancy import cache_salt
 from rjax.serve.http import auth
-from rjax.serve.http.auth import KeyRing
+from rjax.serve.http.auth import KeyRing, authenticate_operator
 from rjax.serve.protocol.errors import ApiError
 
 from .live_server import LiveServer, live_server, make_engine
@@ -119,6 +121,32 @@ def test_tenants_have_salts_of_their_own():
     # Nobody can spell another's salt.
     assert cache_salt(first, second.salt) not in salts
     assert cache_salt(KeyRing([]).tenant(None), None) is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "headers", "status"),
+    [
+        (KEYS, bearer("operator-key-1234"), None),
+        (KEYS, bearer("operator-key-1234") | {"Origin": "https://page"}, None),
+        ((), bearer("operator-key-1234"), None),
+        (KEYS, bearer(KEYS[0]), 403),
+        (KEYS, {}, 401),
+        ((), {}, 401),
+        (None, {}, None),
+        (None, {"Origin": "https://page"}, 403),
+    ],
+)
+def test_only_operators_reach_their_routes(keys, headers, status):
+    app = FastAPI()
+    app.state.keys = KeyRing([]) if keys is None else KeyRing(keys, ["operator-key-1234"])
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    request = Request({"type": "http", "app": app, "headers": raw})
+    if status is None:
+        assert asyncio.run(authenticate_operator(request)).is_operator
+        return
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(authenticate_operator(request))
+    assert refused.value.status == status
 
 
 def test_one_tenants_prompt_is_not_cached_for_another(guarded: LiveServer):

@@ -5,9 +5,10 @@ import sys
 
 import httpx2
 import pytest
+from fastapi.routing import APIRoute
 
 from rjax.commands.serve.command import main
-from rjax.serve.api.app import ROUTERS
+from rjax.serve.api.app import OPERATOR_ROUTERS, ROUTERS
 from rjax.serve.config.addresses import bind
 from rjax.serve.config.route_paths import ROUTE_PATHS
 
@@ -21,7 +22,27 @@ def test_an_address_in_use_is_named():
 
 
 def test_every_route_is_known_before_the_routes_are_imported():
-    assert set(ROUTE_PATHS) == {route.path for router in ROUTERS for route in router.routes}
+    routers = (*ROUTERS, *OPERATOR_ROUTERS)
+    routes = [route for router in routers for route in router.routes]
+    assert set(ROUTE_PATHS) == {route.path for route in routes if isinstance(route, APIRoute)}
+
+
+def test_weights_can_be_changed_by_operators_only(tmp_path, capsys):
+    keys = tmp_path / "keys"
+    keys.write_text("one-key-of-sixteen\n")
+    flag, operators = "--enable-weight-updates", ["--operator-key-file", str(keys)]
+    for given, message in (
+        ([flag, "--api-key", "another-key-1234"], "give --operator-key-file"),
+        (operators, "does nothing without --enable-weight-updates"),
+        ([flag, "--host", "0.0.0.0"], "anyone who reaches 0.0.0.0"),
+        ([flag, *operators, "--replicas", "2"], "not --replicas"),
+        ([flag, *operators, "--api-key", "one-key-of-sixteen"], "operators keys of their own"),
+    ):
+        assert main([*given, "--port", "0", "--model", "/nowhere"]) == 2
+        assert message in capsys.readouterr().err
+    # With an operator's key, every client needs one, and any address will do.
+    assert main([flag, *operators, "--host", "0.0.0.0", "--port", "0", "--model", "/nowhere"]) == 2
+    assert "/nowhere" in (err := capsys.readouterr().err) and "warning" not in err
 
 
 @pytest.mark.slow

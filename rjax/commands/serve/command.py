@@ -45,6 +45,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
     address = command_line.address(arguments)
     serve = command_line.serve_config(arguments, limits)
+    command_line.check_operators(arguments, serve, address)
     options = given_engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
@@ -70,11 +71,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     keep_trimmed()
     # Detect all invalid options, and an address in use, before clients can connect.
     check_root_path(serve.http.root_path)
-    num_short = KeyRing(serve.keys).num_short
+    num_short = KeyRing(serve.keys, serve.operator_keys).num_short
     prefix_files = command_line.prefix_files(arguments, limits)
     config = EngineConfig.from_options(options)
     with address.bound() as listener:
-        if not serve.keys and not address.is_private:
+        if not serve.needs_key and not address.is_private:
             print(
                 f"{NAME}: warning: anyone who reaches {arguments.host} may use this server; give "
                 "--api-key-file",
@@ -88,7 +89,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
         api = address.api(listener)
         serve = dataclasses.replace(serve, created=int(time.time()))
-        if serve.http.allowed_hosts is None and not serve.keys and address.is_private:
+        if serve.http.allowed_hosts is None and not serve.needs_key and address.is_private:
             http = dataclasses.replace(serve.http, allowed_hosts=())
             serve = dataclasses.replace(serve, http=http)
         stats_seconds = None if arguments.disable_log_stats else _STATS_SECONDS

@@ -116,6 +116,17 @@ def _add_server_arguments(server: "argparse._ArgumentGroup") -> None:
         help="accepted API keys, one per line; each is a tenant with its own prefix cache",
     )
     server.add_argument(
+        "--enable-weight-updates",
+        action="store_true",
+        help=_HELP["enable_weight_updates"],
+    )
+    server.add_argument(
+        "--operator-key-file",
+        metavar="FILE",
+        help="API keys of operators, one per line (default: none for a server without keys on an "
+        "address of this machine, whose clients are all operators)",
+    )
+    server.add_argument(
         "--priority-across-keys",
         action="store_true",
         help=f"{_HELP['priority_across_keys']}; for keys that trust each other",
@@ -257,7 +268,9 @@ def serve_config(arguments: argparse.Namespace, limits: ServeLimits) -> ServeCon
         model=model,
         aliases=tuple(aliases),
         root=own,
-        keys=tuple(_api_keys(arguments)),
+        keys=tuple([*arguments.api_key, *_keys_of(arguments, "api_key_file")]),
+        enable_weight_updates=arguments.enable_weight_updates,
+        operator_keys=tuple(_keys_of(arguments, "operator_key_file")),
         priority_across_keys=arguments.priority_across_keys,
         limits=limits,
         http=_http_options(arguments),
@@ -347,16 +360,36 @@ def address(arguments: argparse.Namespace) -> Address:
     return HostAddress("127.0.0.1" if host is None else host, port)
 
 
-def _api_keys(arguments: argparse.Namespace) -> list[str]:
-    """The accepted API keys; empty if none is needed."""
-    path = arguments.api_key_file
+def check_operators(arguments: argparse.Namespace, serve: ServeConfig, address: Address) -> None:
+    """Check that only operators can change the weights.
+
+    Raises:
+        InvalidConfigError: everyone could, from other machines too; or there are replicas, of which
+            a request would reach one.
+    """
+    if not serve.enable_weight_updates:
+        return
+    if arguments.replicas is not None:
+        raise InvalidConfigError(
+            "--enable-weight-updates changes one engine, not --replicas; leave one of them out"
+        )
+    if not serve.operator_keys and not address.is_private:
+        raise InvalidConfigError(
+            f"--enable-weight-updates lets anyone who reaches {arguments.host} change the weights; "
+            "give --operator-key-file, or listen on this machine only"
+        )
+
+
+def _keys_of(arguments: argparse.Namespace, name: str) -> list[str]:
+    """The keys in the file of an option; none without it."""
+    path, flag = getattr(arguments, name), "--" + name.replace("_", "-")
     if path is None:
-        return arguments.api_key
-    lines = [line.strip() for line in read_text(path, "--api-key-file").splitlines()]
+        return []
+    lines = [line.strip() for line in read_text(path, flag).splitlines()]
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise InvalidConfigError(f"--api-key-file {path!r} holds no key; write one on each line")
-    return [*arguments.api_key, *keys]
+        raise InvalidConfigError(f"{flag} {path!r} holds no key; write one on each line")
+    return keys
 
 
 def pairs(flag: str, given: list[str]) -> dict[str, str]:

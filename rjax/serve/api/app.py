@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 
@@ -49,13 +49,14 @@ ROUTERS = (
     private,
     server_info.private,
 )
+OPERATOR_ROUTERS: tuple[APIRouter, ...] = ()
 for path, route in GENERATING_ROUTES.items():
     route.document(private, path)
 
 
 def build_app(service: Service) -> FastAPI:
     """The server's app. If the server has API keys, every route but /health, /ping and the page
-    requires one."""
+    requires one. The operators' routes are there with ``enable_weight_updates`` only."""
     app = FastAPI(
         title="rjax",
         version=rjax.__version__,
@@ -69,6 +70,9 @@ def build_app(service: Service) -> FastAPI:
     app.state.keys = service.keys
     for router in ROUTERS:
         app.include_router(router)
+    if service.config.enable_weight_updates:
+        for router in OPERATOR_ROUTERS:
+            app.include_router(router)
     http = service.config.http
     app.root_path = http.root_path
     refused = RefusalLog()

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from rjax.serve.api.service import Service, get_service
-from rjax.serve.http.auth import Tenant, authenticate
+from rjax.serve.http.auth import Tenant, authenticate, authenticate_operator
 from rjax.serve.protocol.responses import ErrorResponse
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -44,3 +44,10 @@ ServiceDep = Annotated[Service, Depends(get_service)]
 def private_router() -> APIRouter:
     """A router whose routes require an API key if the server has keys."""
     return APIRouter(dependencies=[Depends(authenticate)], responses=ERRORS)
+
+
+def operator_router() -> APIRouter:
+    """A router whose routes require an operator's key if the server has keys; it is part of the app
+    with ``ServeConfig.enable_weight_updates`` only."""
+    refused = {403: {"model": ErrorResponse, "description": "the key is not an operator's"}}
+    return APIRouter(dependencies=[Depends(authenticate_operator)], responses=ERRORS | refused)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from rjax.errors import InvalidConfigError
 from rjax.serve.config.http_options import HttpOptions
 from rjax.serve.config.limits import ServeLimits
 
@@ -19,6 +20,10 @@ class ServeConfig:
             service is built.
         keys: accepted API keys, each a tenant with its own prefix cache; without any, no request
             needs one.
+        enable_weight_updates: let operators pause the engine, put it to sleep and change its
+            weights over HTTP, as trainers do; without it those routes do not exist.
+        operator_keys: API keys of operators, each a tenant too. Without any, every client of a
+            server without keys is an operator.
         priority_across_keys: order the requests of all API keys by priority and arrival; otherwise
             keys get equal parts of the rows, and priority orders the requests of one key.
         limits: limits on requests.
@@ -35,6 +40,10 @@ class ServeConfig:
             request sets return_tokens_as_token_ids to false.
         bundled: whether the model is the bundled one, which only answers about a table.
         replica_tag: name of this replica among several, in the ids of stored responses.
+
+    Raises:
+        InvalidConfigError: operators have keys that no route asks for; or clients have keys and
+            operators have none.
     """
 
     model: str
@@ -42,6 +51,8 @@ class ServeConfig:
     root: str | None = None
     created: int | None = None
     keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    enable_weight_updates: bool = False
+    operator_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     priority_across_keys: bool = False
     limits: ServeLimits = dataclasses.field(default_factory=ServeLimits)
     http: HttpOptions = dataclasses.field(default_factory=HttpOptions)
@@ -52,6 +63,22 @@ class ServeConfig:
     return_tokens_as_token_ids: bool = False
     bundled: bool = False
     replica_tag: str = ""
+
+    def __post_init__(self) -> None:
+        if self.operator_keys and not self.enable_weight_updates:
+            raise InvalidConfigError(
+                "--operator-key-file does nothing without --enable-weight-updates; give both"
+            )
+        if self.enable_weight_updates and self.keys and not self.operator_keys:
+            raise InvalidConfigError(
+                "--enable-weight-updates lets operators change the weights, and this server has "
+                "keys of clients only; give --operator-key-file"
+            )
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need an API key."""
+        return bool(self.keys or self.operator_keys)
 
     @property
     def own_name(self) -> str:

@@ -1,4 +1,4 @@
-"""API keys and tenants; each tenant has its own prefix cache."""
+"""API keys, tenants and operators; each tenant has its own prefix cache."""
 
 import dataclasses
 import hashlib
@@ -20,10 +20,12 @@ class Tenant:
         name: the tenant's name in logs.
         salt: salt of the prefix cache's keys. It isolates tenants, so that prefill times reveal
             nothing about another tenant's prompts. None if the server has no keys.
+        is_operator: whether it may change the weights and the state of the engine.
     """
 
     name: str
     salt: str | None
+    is_operator: bool = False
 
     @property
     def has_key(self) -> bool:
@@ -31,31 +33,42 @@ class Tenant:
         return self.salt is not None
 
 
-_ANYONE = Tenant("anyone", None)
+_ANYONE = Tenant("anyone", None, is_operator=True)
 _SHORT = 16  # characters; a shorter key may be guessed
 
 
 class KeyRing:
-    """The accepted API keys. Without keys, all clients are one tenant.
+    """The accepted API keys. Without keys, all clients are one tenant, an operator.
 
     Args:
         keys: the accepted keys; printable ASCII characters without spaces around them.
+        operator_keys: the keys of operators, which open every route.
 
     Raises:
-        InvalidConfigError: a key is empty or not valid in a header.
+        InvalidConfigError: a key is empty or not valid in a header, or is in both lists.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        secret = secrets.token_bytes(32)
+    def __init__(self, keys: Sequence[str], operator_keys: Sequence[str] = ()) -> None:
+        self._secret = secrets.token_bytes(32)
         self._tenants: list[tuple[bytes, Tenant]] = []
+        if not set(keys).isdisjoint(operator_keys):
+            raise InvalidConfigError(
+                "an operator's key is an API key of clients too; give operators keys of their own"
+            )
         for number, key in enumerate(dict.fromkeys(keys)):
-            if not key or not key.isascii() or not key.isprintable() or key != key.strip():
-                raise InvalidConfigError(
-                    f"API key {number + 1} is {'not acceptable' if key else 'empty'}; give "
-                    "printable ASCII characters without spaces around them"
-                )
-            salt = hmac.new(secret, key.encode(), hashlib.sha256).hexdigest()
-            self._tenants.append((key.encode(), Tenant(f"key-{number + 1}", salt)))
+            self._add(key, f"API key {number + 1}", f"key-{number + 1}", is_operator=False)
+        for number, key in enumerate(dict.fromkeys(operator_keys)):
+            name = f"operator-{number + 1}"
+            self._add(key, f"operator's key {number + 1}", name, is_operator=True)
+
+    def _add(self, key: str, what: str, name: str, *, is_operator: bool) -> None:
+        if not key or not key.isascii() or not key.isprintable() or key != key.strip():
+            raise InvalidConfigError(
+                f"{what} is {'not acceptable' if key else 'empty'}; give printable ASCII "
+                "characters without spaces around them"
+            )
+        salt = hmac.new(self._secret, key.encode(), hashlib.sha256).hexdigest()
+        self._tenants.append((key.encode(), Tenant(name, salt, is_operator)))
 
     @property
     def tenants(self) -> list[Tenant]:
@@ -98,3 +111,29 @@ async def authenticate(request: Request) -> Tenant:
     """Router dependency of every route that needs a key."""
     keys: KeyRing = request.app.state.keys
     return keys.tenant(request.headers.get("authorization"))
+
+
+async def authenticate_operator(request: Request) -> Tenant:
+    """Router dependency of every route that only operators may call.
+
+    A web page can send requests to an address of its visitor's machine. A browser says so in the
+    header ``Origin``, and a server without keys refuses such requests here.
+
+    Raises:
+        ApiError: 401 without a valid key, 403 with a client's key or from a web page.
+    """
+    tenant = await authenticate(request)
+    if not tenant.is_operator:
+        raise ApiError(
+            403,
+            "this key is not an operator's; only those of --operator-key-file may call this route",
+            code="operators_only",
+        )
+    if not tenant.has_key and "origin" in request.headers:
+        raise ApiError(
+            403,
+            "this server has no keys and does not let web pages call this route; start it with "
+            "--operator-key-file, or send the request without the header Origin",
+            code="operators_only",
+        )
+    return tenant

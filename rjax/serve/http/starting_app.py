@@ -53,7 +53,7 @@ class StartingApp:
         self.limits, self.http = config.limits, config.http
         created = int(time.time()) if config.created is None else config.created
         self._cards = [model_card(name, config.own_name, created, None) for name in config.names]
-        self._keys = KeyRing(config.keys)
+        self._keys = KeyRing(config.keys, config.operator_keys)
         self._wait_early = early_requests == "wait"
         self._progress = progress
         self._status: EarlyStatus = "starting"

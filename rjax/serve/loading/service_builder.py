@@ -53,7 +53,7 @@ def make_service(
     channel = engine if isinstance(engine, EngineChannel) else ThreadChannel(engine)
     facts, tokenizer = channel.facts, channel.tokenizer
     assert tokenizer is not None, "a server speaks text"
-    keys = KeyRing(config.keys)
+    keys = KeyRing(config.keys, config.operator_keys)
     if tokenizer.folder is None:
         raise InvalidConfigError(
             "the server's workers load the tokenizer from a folder, and this engine's did not come "
