@@ -3,10 +3,10 @@
 A unit is one sequence and one value head. One CTA an SM takes units until none is left: a warpgroup
 copies the state and the tail of the next units (TMA) to shared memory while the other computes. It
 multiplies the state with the key and the query and attends to the tail up to the token, whose
-updates are not in the state yet (keys and updates, in steps of 8 tokens). It writes the output and
-the token's key, value, update and gates, and no state. Bytes moved for each unit: 4 * H * Y of the
-state, 2 * Y for each update of the tail and 2 * H for each key, which the units of a key head share
-in the L2 cache.
+updates are not in the state yet (keys and updates, in steps of 8 tokens); a warp has 32 of the Y
+columns, so that no sum needs another warp. It writes the output and the token's key, value, update
+and gates, and no state. Bytes moved for each unit: 4 * H * Y of the state, 2 * Y for each update of
+the tail and 2 * H for each key, which the units of a key head share in the L2 cache.
 """
 
 import dataclasses
@@ -33,12 +33,13 @@ _TOKENS = plgpu.Layout.TILED(  # [tokens, columns] over 4 warps, 2 half warps an
     plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
 )
 _ROW = _TOKENS.reduce(0)
-_STATE = plgpu.Layout.TILED(  # [rows, 128] over 4 warps, 4 consecutive columns a lane
-    plgpu.Tiling(((_STEP_ROWS, 128), (_STEP_ROWS // 4, 128), (4,))),
-    warp_dims=(-5,),
-    lane_dims=(-2,),
+_COLUMNS = plgpu.Layout.TILED(  # [rows, 128]: 32 columns a warp, 4 of each fourth row a lane
+    plgpu.Tiling(((4, 128), (4, 32), (4,))),
+    warp_dims=(-4,),
+    lane_dims=(-3, -2),
     vector_dim=-1,
 )
+_COLUMN = _COLUMNS.reduce(0)
 _STRIDED = plgpu.Layout.WG_STRIDED((HEAD_DIM,), vec_size=1)
 
 
@@ -47,8 +48,8 @@ def _along(x, axis: int, shape: tuple[int, int], layout):
     return plgpu.layout_cast(lax.broadcast_in_dim(x, shape, [axis]), layout)
 
 
-def _iota(axis: int, shape: tuple[int, int]):
-    return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=_TOKENS)
+def _iota(axis: int, shape: tuple[int, int], layout=_TOKENS):
+    return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=layout)
 
 
 def decode_places(rows: StateRows, T: int) -> Int32[Array, "T 3"]:
@@ -94,18 +95,21 @@ def gated_delta_decode(
         count = lax.div(units - cta + ctas - 1, jnp.int32(ctas))
         pipeline = Pipeline(stages.tail_full, stages.empty, _STAGES)
 
-        def unit(i):
-            """(row, key head, value head), and the place, of the CTA's i-th unit."""
+        def heads_of(i):
+            """(row, key head, value head) of the CTA's i-th unit."""
             n = cta + i * ctas
             heads = lax.rem(n, jnp.int32(K * G))
             row = lax.div(n, jnp.int32(K * G))
-            at = row, lax.div(heads, jnp.int32(G)), lax.rem(heads, jnp.int32(G))
-            return at, tuple(places_[row, j] for j in range(3))
+            return row, lax.div(heads, jnp.int32(G)), lax.rem(heads, jnp.int32(G))
+
+        def place_of(row):
+            return tuple(places_[row, j] for j in range(3))
 
         @pl.when(lax.axis_index("wg") == 1)
         def _producer():
             def copy(i, _):
-                (row, key_head, value_head), (slot, offset, page) = unit(i)
+                row, key_head, value_head = heads_of(i)
+                slot, offset, page = place_of(row)
                 stage = pipeline.acquire(i)
                 of_slot = jnp.maximum(slot, 0), key_head, value_head
                 state = states_.at[jnp.maximum(page, 0), key_head, value_head]
@@ -119,12 +123,17 @@ def gated_delta_decode(
 
         @pl.when(lax.axis_index("wg") == 0)
         def _consumer():
-            def compute(i, _):
-                (row, key_head, value_head), (slot, offset, page) = unit(i)
-                of_row = row, key_head, value_head
-                gate, rate = decay_[*of_row], beta_[*of_row]
+            def scalars(i):
+                of_row = heads_of(jnp.minimum(i, count - 1))
+                return *place_of(of_row[0]), decay_[*of_row], beta_[*of_row]
+
+            def compute(i, of_unit):
+                slot, offset, page, gate, rate = of_unit
+                of_next = scalars(i + 1)  # on their way while this unit is computed
+                of_row = heads_of(i)
+                _, key_head, value_head = of_row
                 stage = pipeline.wait(i)
-                token = _token(stages, stage, offset, gate, rate, page >= 0)
+                token = _token(stages, stage, lax.rem(i, 2), offset, gate, rate, page >= 0)
                 pipeline.release(stage)
                 exists = slot >= 0
                 output = jnp.where(exists, token.output, 0.0)
@@ -142,7 +151,9 @@ def gated_delta_decode(
                     def _store_key():
                         keys_.at[slot, key_head, offset][...] = token.key
 
-            lax.fori_loop(0, count, compute, None)
+                return of_next
+
+            lax.fori_loop(0, count, compute, scalars(0))
 
     out = plgpu.kernel(
         gated_delta_decode_kernel,
@@ -153,9 +164,9 @@ def gated_delta_decode(
             updates=plgpu.SMEM((_STAGES, S, Y), dtype),
             rows=plgpu.SMEM((_STAGES, 3, H), dtype),
             logs=plgpu.SMEM((_STAGES, S), jnp.float32),
-            factors=plgpu.SMEM((2, H), jnp.float32),
-            decays=plgpu.SMEM((S,), jnp.float32),
-            sums=plgpu.SMEM((2, Y), jnp.float32),
+            factors=plgpu.SMEM((2, 2, H), jnp.float32),
+            decays=plgpu.SMEM((2, S), jnp.float32),
+            scores=plgpu.SMEM((2, 2, S), jnp.float32),
             state_full=plgpu.Barrier(num_barriers=_STAGES),
             tail_full=plgpu.Barrier(num_barriers=_STAGES, num_arrivals=2 * len(_TAIL_SIZES) + 4),
             empty=plgpu.Barrier(num_barriers=_STAGES),
@@ -168,7 +179,6 @@ def gated_delta_decode(
             approx_math=True,
             unsafe_no_auto_barriers=True,
             lowering_semantics=plgpu.LoweringSemantics.Lane,
-            reduction_scratch_bytes=4096,
         ),
     )(decode_places(rows, T), q, k, v, decay, beta, layer.states, *tails)
     keys, values, updates, gates = (jax.freeze(x) for x in tails)
@@ -184,9 +194,10 @@ class _Stages:
         state, keys, updates, logs: [stages, H, Y], [stages, S, H], [stages, S, Y], [stages, S]; the
             state before the page, and the tail with its log decays.
         rows: [stages, 3, H]; the query, key and value.
-        factors: float32 [2, H]; the key and the query of the unit that is computed.
-        decays: float32 [S]; the decays of its tail.
-        sums: float32 [2, Y]; what its tail adds to the products of the state with the factors.
+        factors: float32 [2, 2, H]; the key and the query of the unit that is computed, for units of
+            even and of odd number, so that a warp may be ahead of another.
+        decays: float32 [2, S]; the decays of its tail.
+        scores: float32 [2, 2, S]; the decayed products of the tail's keys with the factors.
         state_full, tail_full, empty: barriers, one a stage; the second is of all but the state.
     """
 
@@ -197,7 +208,7 @@ class _Stages:
     logs: Any
     factors: Any
     decays: Any
-    sums: Any
+    scores: Any
     state_full: Any
     tail_full: Any
     empty: Any
@@ -245,25 +256,30 @@ class _Token(NamedTuple):
     key: Any
 
 
-def _token(stages: _Stages, stage, offset, gate, rate, has_state) -> _Token:
-    """Compute the token at ``offset``, whose log decay is ``gate`` and whose beta is ``rate``."""
+def _token(stages: _Stages, stage, parity, offset, gate, rate, has_state) -> _Token:
+    """Compute the token at ``offset``, whose log decay is ``gate`` and whose beta is ``rate``.
+
+    parity: of the unit's number.
+    """
+    factors, scores = stages.factors.at[parity], stages.scores.at[parity]
     key = plgpu.load(stages.rows.at[stage, 1], layout=_STRIDED)
     query = plgpu.load(stages.rows.at[stage, 0], layout=_STRIDED)
-    stages.factors.at[0][...] = key.astype(jnp.float32)
-    stages.factors.at[1][...] = query.astype(jnp.float32)
-    stages.decays[...], total = _decays(stages.logs.at[stage], offset, gate)
+    factors.at[0][...] = key.astype(jnp.float32)
+    factors.at[1][...] = query.astype(jnp.float32)
+    stages.decays.at[parity][...], total = _decays(stages.logs.at[stage], offset, gate)
     plgpu.commit_smem()
-    _add_tail(stages, stage, offset)
-    now = [plgpu.load(stages.factors.at[i], layout=_ROW) for i in range(2)]
+    now = [plgpu.load(factors.at[i], layout=_ROW) for i in range(2)]
     own = jnp.sum(now[0] * now[1])
+    _score_tail(stages.keys.at[stage], stages.decays.at[parity], now, scores, offset)
     plgpu.commit_smem()
-    layout = _STATE.reduce(0)
-    of_key, of_query = (plgpu.load(stages.sums.at[i], layout=layout) for i in range(2))
-    value = plgpu.load(stages.rows.at[stage, 2], layout=layout)
+    of_key, of_query = _add_tail(stages.updates.at[stage], scores, offset)
+    value = plgpu.load(stages.rows.at[stage, 2], layout=_COLUMN)
     plgpu.barrier_wait(stages.state_full.at[stage])
-    zero = plgpu.layout_cast(jnp.zeros((HEAD_DIM,), jnp.float32), layout)
+    zero = plgpu.layout_cast(jnp.zeros((HEAD_DIM,), jnp.float32), _COLUMN)
     from_key, from_query = lax.cond(
-        has_state, lambda: _multiply_state(stages, stage), lambda: (zero, zero)
+        has_state,
+        lambda: _multiply_state(stages.state.at[stage], factors),
+        lambda: (zero, zero),
     )
     grown = jnp.exp(total)
     update = rate * (value.astype(jnp.float32) - grown * from_key - of_key)
@@ -285,44 +301,70 @@ def _decays(logs_smem, offset, gate):
     return jnp.where(existing, jnp.exp(after + gate), 0.0), jnp.sum(logs) + gate
 
 
-def _add_tail(stages: _Stages, stage, offset) -> None:
-    """Store in ``sums`` what the updates before ``offset`` add; those from there on may be NaN."""
-    shape = _TAIL_ROWS, HEAD_DIM
-    now = [plgpu.load(stages.factors.at[i], layout=_ROW) for i in range(2)]
+def _tail_steps(offset):
+    return lax.div(offset + _TAIL_ROWS - 1, jnp.int32(_TAIL_ROWS))
 
-    def step(i, sums):
-        part = pl.ds(pl.multiple_of(i * _TAIL_ROWS, _TAIL_ROWS), _TAIL_ROWS)
-        left = offset - i * _TAIL_ROWS
-        keys = plgpu.load(stages.keys.at[stage, part], layout=_TOKENS).astype(jnp.float32)
-        decays = plgpu.load(stages.decays.at[part], layout=_TOKENS.reduce(1))
-        update = plgpu.load(stages.updates.at[stage, part], layout=_TOKENS).astype(jnp.float32)
-        update = jnp.where(_iota(0, shape) < left, update, 0.0)
-        existing = _index(_TAIL_ROWS, _TOKENS.reduce(1)) < left
+
+def _tail_part(i):
+    return pl.ds(pl.multiple_of(i * _TAIL_ROWS, _TAIL_ROWS), _TAIL_ROWS)
+
+
+def _score_tail(keys_smem, decays_smem, now, scores_smem, offset) -> None:
+    """Store the decayed products of each factor with the keys of the tokens before ``offset``.
+
+    SMEM: keys [S, H], of which those from there on may be NaN, decays [S], scores [2, S], 0 from
+    there on up to the end of a step. now: the factors, float32 [H] each.
+    """
+    shape = _TAIL_ROWS, HEAD_DIM
+
+    def step(i, _):
+        part = _tail_part(i)
+        keys = plgpu.load(keys_smem.at[part], layout=_TOKENS).astype(jnp.float32)
+        decays = plgpu.load(decays_smem.at[part], layout=_TOKENS.reduce(1))
+        existing = _index(_TAIL_ROWS, _TOKENS.reduce(1)) < offset - i * _TAIL_ROWS
         for n in range(2):
             score = (keys * _along(now[n], 1, shape, _TOKENS)).sum(axis=1)
-            score = jnp.where(existing, score * decays, 0.0)
-            sums[n] = sums[n] + update * _along(score, 0, shape, _TOKENS)
+            scores_smem.at[n, part][...] = jnp.where(existing, score * decays, 0.0)
+
+    lax.fori_loop(0, _tail_steps(offset), step, None)
+
+
+def _add_tail(updates_smem, scores_smem, offset):
+    """What the updates of the tokens before ``offset`` add to both products, float32 [Y] each.
+
+    SMEM: updates [S, Y], of which those from there on may be NaN, scores [2, S].
+    """
+    shape = _TAIL_ROWS, HEAD_DIM
+
+    def step(i, sums):
+        part = _tail_part(i)
+        # Two lanes of 16-bit rows meet in each bank; another layout would need another's sums.
+        update = plgpu.load(updates_smem.at[part], layout=_COLUMNS, optimized=False)
+        update = update.astype(jnp.float32)
+        update = jnp.where(_iota(0, shape, _COLUMNS) < offset - i * _TAIL_ROWS, update, 0.0)
+        for n in range(2):
+            score = plgpu.load(scores_smem.at[n, part], layout=_COLUMNS.reduce(1))
+            sums[n] = sums[n] + update * _along(score, 0, shape, _COLUMNS)
         return sums
 
-    zero = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), _TOKENS)
-    steps = lax.div(offset + _TAIL_ROWS - 1, jnp.int32(_TAIL_ROWS))
-    for i, found in enumerate(lax.fori_loop(0, steps, step, [zero, zero])):
-        stages.sums.at[i][...] = found.sum(axis=0)
+    zero = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), _COLUMNS)
+    sums = lax.fori_loop(0, _tail_steps(offset), step, [zero, zero])
+    return tuple(x.sum(axis=0) for x in sums)
 
 
-def _multiply_state(stages: _Stages, stage):
-    """The products of the state with the key and the query, float32 [Y]."""
+def _multiply_state(state_smem, factors_smem):
+    """The products of the state, SMEM [H, Y], with each factor, SMEM [2, H]: float32 [Y]."""
     shape = _STEP_ROWS, HEAD_DIM
 
     def step(i, sums):
         part = pl.ds(pl.multiple_of(i * _STEP_ROWS, _STEP_ROWS), _STEP_ROWS)
-        state = plgpu.load(stages.state.at[stage, part], layout=_STATE)
+        state = plgpu.load(state_smem.at[part], layout=_COLUMNS)
         for n in range(2):
-            factor = plgpu.load(stages.factors.at[n, part], layout=_STATE.reduce(1))
-            sums[n] = sums[n] + state * _along(factor, 0, shape, _STATE)
+            factor = plgpu.load(factors_smem.at[n, part], layout=_COLUMNS.reduce(1))
+            sums[n] = sums[n] + state * _along(factor, 0, shape, _COLUMNS)
         return sums
 
-    zero = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), _STATE)
+    zero = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), _COLUMNS)
     sums = lax.fori_loop(0, HEAD_DIM // _STEP_ROWS, step, [zero, zero])
     return tuple(x.sum(axis=0) for x in sums)
 
