@@ -19,6 +19,7 @@ from bench import (
     attention,
     quantised_answers,
     replicas,
+    rollout,
     serve_replicas,
     server_share,
     swap,
@@ -184,6 +185,7 @@ PAGES: dict[str, Page] = {
         {
             "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
             "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
+            "rollout": Section("Group sampling", _rows(rollout.COLUMNS)),
             "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
             "scheduler": Section("Host time of a step", _scheduler),
             "swap": Section("Swapping during a step", _rows(swap.COLUMNS)),

@@ -56,6 +56,7 @@ COMMANDS: dict[str, tuple[str, int]] = {
         200,
     ),
     "server_share": ("bench.server_share --streams 64 256", 360),
+    "rollout": ("bench.rollout --shapes llama-3-8b", 600),
     "swap": ("bench.swap --shapes llama-3-8b", 120),
     "longbench": ("bench.longbench", 120),
 }

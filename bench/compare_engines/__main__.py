@@ -3,6 +3,8 @@
     python -m bench.compare_engines --engine vllm --python ~/vllm/bin/python
     python -m bench.compare_engines --engine sglang --python PATH --model ./llama --repeats 5
     python -m bench.compare_engines --engine vllm --python PATH --workloads shared,chat
+    python -m bench.compare_engines --engine vllm --python PATH --workloads groups \\
+        --max-num-seqs 512
     python -m bench.compare_engines --engine vllm --python PATH --shapes tiny --scale 32
 
 Each engine runs in a process of its own, rjax in this Python and the other one in the Python of

@@ -100,6 +100,7 @@ WORKLOADS: dict[str, Workload] = {
     "system-prompts": Workload(tuple(range(512, 4097, 512)), 400, (100, 200), (120, 240)),
     "chat": Workload((0,), 300, (200, 600), (100, 300)),
     "rollouts": Workload((0,), 32, (1024, 1024), (256, 256), n=16),
+    "groups": Workload((0,), 8, (2048, 2048), (512, 512), n=64),
 }
 """Workloads by name."""
 

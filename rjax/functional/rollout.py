@@ -14,6 +14,8 @@ from rjax.functional.rollout_loop import Drawing, LoopSizes, run_jobs
 from rjax.functional.scheduler import Jobs
 from rjax.functional.setup import Setup
 
+REFILL_SHARE = 64
+"""Waiting samples start when one of this many rows is free, so that most steps start none."""
 _PREFILL_TOKENS = 2048  # of prompts, computed together by default: enough to be compute-bound
 
 
@@ -201,8 +203,8 @@ def _loop_sizes(
         num_pages=num_pages,
         prompts=max(1, min(prompts, max_num_batched_tokens // chunk)),
         chunk=chunk,
-        refill_rows=max(1, R // 64),
-        starts=max(1, R // 32),
+        refill_rows=max(1, R // REFILL_SHARE),
+        starts=max(1, 2 * R // REFILL_SHARE),
         refills=R < J or not fits,
         preempts=not fits,
     )
