@@ -326,15 +326,16 @@ def measure(
         row("LLM.generate", group, through_engine(options, group))
         gc.collect()
         program = Program(options, options.input + options.output)
-        row("functional.rollout", group, *program.seconds([group], None))
+        (times,) = program.seconds([group], None)
+        row("functional.rollout", group, times)
         del program
         gc.collect()
     if "refill" in options.what:
         equal, uneven = queue_loads(options)
         program = Program(options, options.input + max(options.most, options.mean))
-        times = program.seconds([equal, uneven], refill_pages(options, (equal, uneven)))
-        rate = row("functional.rollout", equal, times[0])
-        row("functional.rollout", uneven, times[1], rate)
+        even, others = program.seconds([equal, uneven], refill_pages(options, (equal, uneven)))
+        rate = row("functional.rollout", equal, even)
+        row("functional.rollout", uneven, others, rate)
 
 
 def refill_pages(options: argparse.Namespace, loads: Sequence[Load]) -> int:

@@ -18,7 +18,7 @@ SCARCE: dict[str, Any] = REFILL | {"num_pages": 15, "tail_rows": (2,)}
 
 
 @functools.cache
-def program(**sizes):
+def program(**sizes) -> Any:
     """The setup, its weights and the jitted rollout with what may be traced as arguments."""
     setup, weights = prepared()
 
@@ -117,7 +117,7 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass():
         whole[0, start : start + length] = out.tokens[a, 0, :length]
         every = np.asarray(dense_logprobs(setup.graph, weights, jnp.asarray(whole)))[0]
         raw = every[start - 1 : start - 1 + length].astype(np.float64)
-        chosen = out.tokens[a, 0, :length]
+        chosen = np.asarray(out.tokens)[a, 0, :length]
         want = np.take_along_axis(raw, chosen[:, None], 1)[:, 0]
         np.testing.assert_allclose(out.logprobs[a, 0, :length], want, atol=3e-5)
         want = np.take_along_axis(processed(raw, VARIED["temperature"][a], 0.9), chosen[:, None], 1)
