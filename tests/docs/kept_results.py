@@ -224,6 +224,27 @@ def peers() -> str:
     return table(head, rows) + _source(kept, "kernels_peers.json")
 
 
+def logprob_errors() -> str:
+    """Differences of log-probabilities, from tests/golden/logprob_errors.json."""
+    kept = json.loads((ROOT / "tests/golden/logprob_errors.json").read_text(encoding="utf-8"))
+    rows = []
+    for name, found in kept["errors"].items():
+        row = [f"`{name}`"]
+        for dtype in ("float32", "bfloat16", "fp8"):
+            paths = (found[dtype][path] for path in ("prefill", "decode"))
+            worse = max(paths, key=lambda each: each["max"])
+            row.append(f"{worse['max']:.1g}, {worse['mean']:.1g}")
+        of_paths = [found[dtype]["decode - prefill"]["max"] for dtype in ("bfloat16", "fp8")]
+        rows.append(row + [f"{most:.1g}" for most in of_paths])
+    head = ["model", *(f"{dtype}: largest, mean" for dtype in ("float32", "bfloat16", "fp8"))]
+    head += [f"decode and prefill, {dtype}" for dtype in ("bfloat16", "fp8")]
+    return (
+        table(head, rows)
+        + f"\n\n{kept['device']}, backend xla, jax {kept['jax']}; the larger of both paths. "
+        "From `python -m tests.engine.logprob_errors`."
+    )
+
+
 KEPT_RESULTS = (
     attention,
     decode_step,
@@ -235,6 +256,7 @@ KEPT_RESULTS = (
     decode_step_gpus,
     decode_step_quantised,
     peers,
+    logprob_errors,
 )
 
 
