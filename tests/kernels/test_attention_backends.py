@@ -80,6 +80,8 @@ def check(backend, name, shape, spec, sharing: Sharing = "on", fp8=None, **optio
     """``fp8``: "head" or "page" for what has a scale, None for pages of the queries' dtype."""
     attention, dtype, tolerance = backend
     N, K, H, S, tile_rows, split = shape
+    if attention in (triton_attention, triton_as_on_ampere) and H > 256:
+        pytest.skip("triton takes head dims of up to 256")
     a = batches.make_arrays(
         BATCHES[name],
         N=N,
@@ -196,6 +198,8 @@ def test_options_of_the_wrong_kind(attention, option):
         ("decode", (8, 2, 128, 64, 16, 128), "head"),
         ("relay", (6, 2, 96, 32, 16, 128), "page"),
         ("relay", (8, 2, 256, 64, 32, 128), "head"),
+        ("relay", (16, 2, 512, 64, 8, 128), "head"),
+        ("chunks", (16, 1, 512, 32, 4, 128), "page"),
         ("relay", (16, 1, 192, 64, 4, 128), "page"),
     ],
 )
@@ -214,10 +218,15 @@ def test_fp8_pages(backend, name, shape, fp8):
         ("chunks", (8, 2, 112, 64, 32, 128)),
         ("relay", (8, 2, 192, 16, 32, 128)),
         ("chunks", (8, 2, 256, 64, 32, 128)),
+        ("relay", (16, 2, 512, 64, 8, 128)),
+        ("chunks", (16, 2, 512, 64, 8, 128)),
+        ("decode", (16, 1, 512, 16, 4, 128)),
+        ("chunks", (34, 2, 512, 128, 3, 128)),
     ],
 )
 def test_other_head_dims(backend, name, shape):
-    """On mosaic: narrow swizzles for 80, 96 and 112, one KV tile at a time for 192 and 256."""
+    """On mosaic: narrow swizzles for 80, 96 and 112, one KV tile at a time for 192 and 256, split
+    heads for 512."""
     check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
 
 
@@ -231,14 +240,18 @@ def test_other_head_dims(backend, name, shape):
         ((8, 2, 128, 64, 16, 128), "head", {}),
         ((8, 2, 128, 32, 32, 128), "page", {}),
         ((8, 2, 256, 64, 32, 128), "page", {}),
+        ((16, 2, 512, 64, 8, 128), None, {}),
+        ((16, 1, 512, 16, 4, 128), None, {"soft_cap": 30.0, "sliding_window": 100}),
+        ((16, 2, 512, 64, 8, 128), "page", {}),
     ],
 )
 def test_sharing_changes_no_bit(backend, shape, fp8, options):
     """KV splits are the same with sharing on and off, and so is the arithmetic of a row.
 
-    On mosaic, 32 rows of 4 heads are cooperative work tiles; single rows run swap-AB decode.
+    On mosaic, 32 rows of 4 heads are cooperative work tiles, of 512 dims split heads; single rows
+    run swap-AB decode.
     """
-    spec = AttentionSpec(0.1, **options)
+    spec = AttentionSpec(min(0.1, shape[2] ** -0.5), **options)
     on = check(backend, "relay", shape, spec, fp8=fp8)
     off = check(backend, "relay", shape, spec, sharing="off", fp8=fp8)
     if backend[0] is triton_as_on_ampere and not os.environ.get("DISABLE_MMA_V3"):
@@ -247,23 +260,25 @@ def test_sharing_changes_no_bit(backend, shape, fp8, options):
         np.testing.assert_array_equal(on[0], off[0])
         np.testing.assert_array_equal(on[1], off[1])
     else:  # XLA on a CPU picks its own order of summation by shape
-        np.testing.assert_allclose(on[0], off[0], atol=1e-6)
+        np.testing.assert_allclose(on[0], off[0], atol=2e-6)
 
 
 @pytest.mark.parametrize("num_ctas", [1, 5])
-@pytest.mark.parametrize("tile_rows", [16, 32])
+@pytest.mark.parametrize(("H", "tile_rows"), [(128, 16), (128, 32), (512, 16)])
 @pytest.mark.parametrize("backend", BACKENDS[1:], indirect=True)
-def test_many_work_tiles_a_cta(backend, tile_rows, num_ctas):
+def test_many_work_tiles_a_cta(backend, H, tile_rows, num_ctas):
     """Few CTAs compute all work tiles, so that short and long ones follow each other directly:
     stale data in shared memory must not reach the next work tile, on any of several runs."""
     attention, dtype, tolerance = backend
+    if attention is not mosaic.paged_attention and H > 256:
+        pytest.skip("triton takes head dims of up to 256")
     own = tuple(int(x) for x in np.random.default_rng(0).integers(1, 200, 48))
     batch = batches.Batch(shared=1024, members=(32, 16), own=own, queries=(1,) * 48)
     a = batches.make_arrays(
         batch,
         N=8,
         K=2,
-        H=128,
+        H=H,
         S=64,
         tile_rows=tile_rows,
         split=128,

@@ -1,6 +1,7 @@
 """The cases of the kernel table, with targets on an H200."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -26,7 +27,8 @@ _RELAY = Target(us=5, factor=1.35)  # of the whole operation, including relay fu
 
 def table_cases() -> list[Case]:
     """All cases, each after the case that its target refers to."""
-    return [*_decode(), *_prefix(), *_relay(), *_prefill(), *_fp8(), *_shapes(), *_options()]
+    cases = (_decode(), _prefix(), _relay(), _prefill(), _fp8(), _shapes(), _split_heads())
+    return [*itertools.chain(*cases), *_options()]
 
 
 def small_cases() -> list[Case]:
@@ -149,6 +151,17 @@ def _shapes() -> list[Case]:
     return [
         dataclasses.replace(plain, name=f"{plain.name}, {name}", target=None, **change)
         for name, change in zip(names, groups + pages + dims, strict=True)
+    ]
+
+
+def _split_heads() -> list[Case]:
+    """Heads of 512 dims, 16 over 2 KV heads: a full attention layer of Gemma 4 26B-A4B."""
+    heads = {"N": 16, "K": 2, "H": 512, "tile_rows": 8, "target": None}
+    by_name = {case.name: case for case in (*_decode(), *_relay(), *_prefill(), *_fp8())}
+    names = ("decode 64 x 2048", "decode 8 x 2048", "relay 64; 8192; 256", "one 2048; 128 unshared")
+    return [
+        dataclasses.replace(by_name[name], name=f"{name}, H 512", **heads)
+        for name in (*names, "prefill 8192", "decode 64 x 2048, fp8")
     ]
 
 

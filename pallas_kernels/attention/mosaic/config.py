@@ -17,7 +17,7 @@ CONSUMERS = 2
 """Consumer warpgroups of a CTA. One more warpgroup is the producer."""
 
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
-FP8_HEAD_DIMS = (64, 96, 128, 192, 256)  # multiples of 32 bytes, as wgmma reads fp8 rows
+FP8_HEAD_DIMS = (64, 96, 128, 192, 256, 512)  # multiples of 32 bytes, as wgmma reads fp8 rows
 
 _MAX_ACC_DIMS = 256  # of a [64, dims] accumulator: 128 registers a thread
 

@@ -340,6 +340,14 @@ class ConsumerTile:
         return self.cta.smem.q_tma.at[self.q_buffer, pl.ds(0, WGMMA_M)]
 
     @property
+    def other_q_rows(self) -> tuple[Any, ...]:
+        """The same of the other part of a split head; nothing for other work tiles."""
+        if self.cta.shape.parts == 1:
+            return ()
+        other = self.q_stage * CONSUMERS + 1 - self.cta.wg
+        return (self.cta.smem.q_tma.at[other, pl.ds(0, WGMMA_M)],)
+
+    @property
     def q_part_buffers(self) -> tuple[Any, ...]:
         """The query buffers with all dims of the warpgroup's matrix rows."""
         if self.cta.shape.parts == 1:
@@ -351,8 +359,9 @@ class ConsumerTile:
         """int32, 0 where the other warpgroup of a split head stores the LSE, else 1."""
         return (self.first_dim == 0).astype(jnp.int32)
 
-    def await_queries(self) -> None:
-        """Wait until the other warpgroup has staged its part of a split head's queries, too."""
+    def sync_parts(self) -> None:
+        """Wait until the other warpgroup of a split head is here too: it has read the queries in
+        rows, or has staged its part of them."""
         if self.cta.shape.parts > 1:
             plgpu.barrier_arrive(self.cta.smem.warpgroup_order)
             plgpu.barrier_wait(self.cta.smem.warpgroup_order)

@@ -33,15 +33,17 @@ _MIN_EXPONENT = 27 << 23  # the bits of ``_MIN_ABS_MAX``
 _EXPONENT_MASK = 0x7F800000
 
 
-def split_queries(ref):
-    """((high, low), scale): queries [64, H] as two float8_e4m3fn arrays, and float32 [64].
+def split_queries(ref, others=()):
+    """((high, low), scale): queries [64, W] as two float8_e4m3fn arrays, and float32 [64].
 
     Row m is (high[m] + low[m]) * scale[m], to eight significant bits for elements of at least
-    1/1000 of the row's largest, and with that absolute error for smaller ones. ref: 16-bit [64, H]
-    SMEM.
+    1/1000 of the row's largest, and with that absolute error for smaller ones. ref: 16-bit [64, W]
+    SMEM. others: the other parts of a split head's queries; all parts have the same scale.
     """
-    value = plgpu.load(ref, layout=_WGMMA_8BIT, optimized=False).astype(jnp.float32)
+    value = _load_queries(ref)
     largest = jnp.maximum(jnp.abs(value).max(axis=1), _MIN_ABS_MAX)
+    for other in others:
+        largest = jnp.maximum(largest, jnp.abs(_load_queries(other)).max(axis=1))
     # Scaling by a power of two is exact. The largest element is then between 128 and 256.
     exponent = lax.bitcast_convert_type(largest, jnp.int32) & _EXPONENT_MASK
     scale = lax.bitcast_convert_type(exponent, jnp.float32) * (1 / 128)
@@ -50,6 +52,10 @@ def split_queries(ref):
     high = value.astype(jnp.float8_e4m3fn)
     low = (value - high.astype(jnp.float32)).astype(jnp.float8_e4m3fn)
     return (high, low), scale
+
+
+def _load_queries(ref):
+    return plgpu.load(ref, layout=_WGMMA_8BIT, optimized=False).astype(jnp.float32)
 
 
 def scale_of_words(runs: list[list], element):
@@ -172,7 +178,7 @@ class Fp8Tiles:
 
     Attributes:
         product_scale: float32 [64], or [C] in swap-AB decode: scale of the products with the keys.
-        v_f16: float16 [64, H] SMEM, the warpgroup's own, for a converted V tile.
+        v_f16: float16 [64, W] SMEM, the warpgroup's own, for a converted V tile.
         k_scales, v_scales: scales that differ from page to page, or None.
     """
 
@@ -207,7 +213,7 @@ class Fp8Tiles:
         """The V tile at token ``first`` in float16: ``v_f16``.
 
         Rows from ``used`` (int32) on are zero if ``masked`` (bool scalar). tile: float8_e4m3fn
-        [64, H] SMEM. On return the warpgroup has read it, and wgmma may read the result. Exact,
+        [64, W] SMEM. On return the warpgroup has read it, and wgmma may read the result. Exact,
         except that scales of pages round to float16.
         """
         result = self.v_f16

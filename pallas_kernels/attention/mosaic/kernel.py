@@ -156,7 +156,8 @@ def _run_consumer(cta: Cta) -> None:
 
 def _consume(cta: Cta, tile: WorkTile, q_stage, kv_count) -> None:
     consumer = ConsumerTile.of(cta, tile, q_stage, kv_count)
-    plgpu.barrier_wait(cta.smem.q_full.at[consumer.q_buffer])
+    for buffer in consumer.q_part_buffers:
+        plgpu.barrier_wait(cta.smem.q_full.at[buffer])
     uses_swap_ab = cta.shape.uses_swap_ab
     swap_ab = jnp.bool_(False)
     for index, uses in enumerate(uses_swap_ab):

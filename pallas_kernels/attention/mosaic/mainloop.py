@@ -111,16 +111,18 @@ def _stage_queries(consumer: ConsumerTile, rows: _Rows) -> Fp8Tiles | None:
     cta, shape = consumer.cta, consumer.cta.shape
     fp8 = None
     if shape.has_fp8_kv:
-        operands, q_scale = split_queries(consumer.q_rows)
+        operands, q_scale = split_queries(consumer.q_rows, consumer.other_q_rows)
         fp8 = Fp8Tiles.of(consumer, q_scale)
     else:
         tile = load_tile(consumer.q_rows, rows.loaded * shape.G, shape.W, shape.q_dtype)
         operands = (tile,)
     plgpu.commit_smem()
+    if shape.has_fp8_kv:
+        consumer.sync_parts()
     for n, operand in enumerate(operands):
         cta.smem.q_wgmma.at[consumer.q_buffer, n, pl.ds(0, WGMMA_M)][...] = operand
     plgpu.commit_smem()
-    consumer.await_queries()
+    consumer.sync_parts()
     return fp8
 
 

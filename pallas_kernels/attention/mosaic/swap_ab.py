@@ -54,6 +54,7 @@ def run_swap_ab_decode(consumer: ConsumerTile) -> None:
     q_tiles, p_tiles = cta.smem.swap_ab_views(shape)
     smem = SwapAbSmem(
         consumer.q_rows,
+        consumer.other_q_rows if shape.has_fp8_kv else (),
         q_tiles.at[consumer.q_buffer],
         tuple(q_tiles.at[buffer] for buffer in consumer.q_part_buffers),
         p_tiles.at[consumer.q_buffer],
@@ -63,7 +64,7 @@ def run_swap_ab_decode(consumer: ConsumerTile) -> None:
     )
     smem.stage_queries()
     plgpu.commit_smem()
-    consumer.await_queries()
+    consumer.sync_parts()
     slopes = None
     fp8 = Fp8Tiles.of(consumer, smem.query_scales()) if shape.has_fp8_kv else None
     if gmem.alibi_slopes is not None:

@@ -62,6 +62,8 @@ class SwapAbSmem:
     Attributes:
         raw: 16-bit [64, W] SMEM in rows, as TMA writes queries; q_tiles and p_tiles view the same
             bytes.
+        other_raws: with 8-bit tiles the raw queries of the other part of a split head, which decide
+            about the scale too; else nothing.
         q_tiles: [n, C, W] of the pages' dtype, swizzled for wgmma.
         part_tiles: such views of the buffers of all parts of the head; q_tiles is one of them.
         p_tiles: 16-bit [n, C, 64], swizzled for wgmma.
@@ -71,6 +73,7 @@ class SwapAbSmem:
     """
 
     raw: Any
+    other_raws: tuple[Any, ...]
     q_tiles: Any
     part_tiles: tuple[Any, ...]
     p_tiles: Any
@@ -121,8 +124,8 @@ class SwapAbSmem:
         """
         split = self.itemsize == 1
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
-        def convert(_, ref):
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * (1 + len(self.other_raws)))
+        def convert(_, ref, *others):
             for row0 in range(0, self.C, SWIZZLE_ATOM):
                 row = add(div(thread_index(), 16), row0)
                 starts = [
@@ -132,20 +135,28 @@ class SwapAbSmem:
                 numbers = [add(mul(row, self.W), start) for start in starts]
                 runs = [read_words(address(ref, mul(n, 2)), 2, SHARED) for n in numbers]
                 if split:
-                    self._split(ref, row, starts, runs)
+                    more = [
+                        read_words(address(other, mul(n, 2)), 2, SHARED)
+                        for other in others
+                        for n in numbers
+                    ]
+                    self._split(ref, row, starts, runs, more)
                     continue
                 for start, words in zip(starts, runs, strict=True):
                     place = swizzled_offset(row, start, self.W, 2)
                     write_words(address(ref, add(place, self._q_bytes)), words, SHARED)
 
-        convert(self.raw)
+        convert(self.raw, *self.other_raws)
 
-    def _split(self, ref, row, starts, runs) -> None:
-        """Write both fp8 parts of four elements from each start on, and the row's scale."""
+    def _split(self, ref, row, starts, runs, more) -> None:
+        """Write both fp8 parts of four elements from each start on, and the row's scale.
+
+        more: words of the row that only its scale depends on.
+        """
         element = ir.MemRefType(ref.type).element_type
         i16 = ir.IntegerType.get_signless(16)
-        numbers, scale, inverse = scale_of_words(runs, element)
-        for start, pairs in zip(starts, numbers, strict=True):
+        numbers, scale, inverse = scale_of_words([*runs, *more], element)
+        for start, pairs in zip(starts, numbers[: len(starts)], strict=True):
             parts = split_numbers(pairs, inverse)
             place = add(swizzled_offset(row, start, self.W, 1), self._q_bytes)
             for part, halves in enumerate(parts):
