@@ -56,6 +56,10 @@ class InvalidConfigError(RjaxError, ValueError):
     """An engine setting is unknown, out of range or contradicts another."""
 
 
+class InvalidWeightsError(RjaxError, ValueError):
+    """New weights do not fit the model, or the update is not one; the old weights stay in use."""
+
+
 class OutOfMemoryError(RjaxError):
     """The model, or the KV pool it needs, does not fit; the message says what would."""
 

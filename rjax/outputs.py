@@ -183,6 +183,8 @@ class CompletionOutput:
             None for end-of-sequence.
         error: what ended it with ``finish_reason`` "error"; a `rjax.errors.GrammarFailedError` if
             its grammar failed. Otherwise None.
+        weights_versions: version of the weights that each token was computed with; None for a
+            prompt that was refused.
     """
 
     index: int
@@ -193,6 +195,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: Exception | None = None
+    weights_versions: list[int] | None = None
 
     def finished(self) -> bool:
         """Whether no further token will come."""

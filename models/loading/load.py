@@ -15,29 +15,19 @@ from tqdm import tqdm
 
 from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
-from rjax.models.families import FAMILIES
-from rjax.models.layers.linear import Linear
 from rjax.models.layers.parameter import variable_sharding
 from rjax.models.loading.blocks import Block, HostBuffers, host_buffers
 from rjax.models.loading.config import config_from_folder, with_dequantised_weights, with_format
 from rjax.models.loading.hub import resolve_folder
-from rjax.models.loading.match import Expected, kv_scale_tensors, match
-from rjax.models.loading.pieces import Piece, Weights, module_of
+from rjax.models.loading.match import match
 from rjax.models.loading.pipeline import Pipeline
-from rjax.models.loading.plan import (
-    Planner,
-    StoredWeight,
-    plain_weight,
-    scheme_weight,
-    stored_tensors,
-)
+from rjax.models.loading.plan import Planner
+from rjax.models.loading.stored_model import stored_model
 from rjax.models.loading.tensors import read_tensors
 from rjax.models.placement import bytes_of_device, copy_kv_heads, place
-from rjax.models.schemes import UNQUANTISED
 from rjax.models.schemes.scheme import Initial
 from rjax.models.sharding import TENSOR_AXIS, check_mesh, single_device_mesh
 
-_HEAD = "head.weight"
 _STANDARD_DEVIATION = 0.02
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -176,33 +166,17 @@ def load_weights(
     """
     bytes_of_device(model, mesh)  # refuses what the devices cannot divide
     tensors = read_tensors(folder)
-    family = FAMILIES[config.architecture]
-    weights = family.weights_of(config, {name: entry.shape for name, entry in tensors.items()})
-    kv_scales = kv_scale_tensors(config)
-    quantised = _quantised_weights(model, config, weights)
-    stored = [
-        tensor
-        for weight in quantised.values()
-        for piece in weight.pieces
-        for tensor in stored_tensors(piece, weight.format, config).values()
-    ]
-    expected = Expected(weights, (*stored, *kv_scales.values()), family.unused(config))
-    entries = match(expected, tensors, config, folder)
+    stored = stored_model(model, config, {name: entry.shape for name, entry in tensors.items()})
+    entries = match(stored.expected, tensors, config, folder)
     graph, state = nnx.split(model)
-    parameters = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
     buffers = buffers or host_buffers(mesh)
-    scales = {path: (Piece(tensor.name, "A"),) for path, tensor in kv_scales.items()}
-    plain = {
-        (path,): plain_weight(parameters[path], pieces)
-        for path, pieces in (weights | scales).items()
-    }
     planner = Planner(entries, config, mesh, buffers.block_bytes)
     plans = {
-        paths: planner.plan(weight, [parameters[path] for path in paths])
-        for paths, weight in (plain | quantised).items()
+        paths: planner.plan(weight, [stored.parameters[path] for path in paths])
+        for paths, weight in stored.weights.items()
     }
     plans = dict(sorted(plans.items(), key=lambda plan: min(map(_position, plan[1].blocks))))
-    assert parameters.keys() == set(itertools.chain(*plans))
+    assert stored.parameters.keys() == set(itertools.chain(*plans))
     total = sum({entry.name: entry.size for entry in entries.values()}.values())
     values: dict[str, jax.Array] = {}
     with (
@@ -227,32 +201,6 @@ def load_weights(
 def _position(block: Block) -> tuple[str, int]:
     entry = block.ranges[0][0]
     return entry.file.name, entry.offset
-
-
-def _quantised_weights(
-    model: Decoder, config: ModelConfig, weights: Weights
-) -> dict[tuple[str, ...], StoredWeight]:
-    """The weights that the config's format decodes, by their parameters; their pieces are removed
-    from ``weights``."""
-    if config.format is None:
-        return {}
-    dequantised = dict(config.dequantised)
-    found: dict[tuple[str, ...], StoredWeight] = {}
-    for path, module in nnx.iter_modules(model):
-        name = ".".join(map(str, path))
-        if not isinstance(module, Linear):
-            continue
-        scheme = dequantised.get(name, module.scheme)
-        if scheme != UNQUANTISED:
-            leaves = [leaf for leaf, _ in module.leaf_letters]
-            stored = scheme_weight(module, scheme, weights.pop(f"{name}.weight"), config)
-            found[tuple(f"{name}.{leaf}" for leaf in leaves)] = stored
-    if _HEAD in weights:
-        scheme = config.format.scheme(module_of(weights[_HEAD][0]))
-        if scheme != UNQUANTISED:
-            head = Linear("D", "V", config, model.dtype, scheme=UNQUANTISED)
-            found[(_HEAD,)] = scheme_weight(head, scheme, weights.pop(_HEAD), config)
-    return found
 
 
 def fill_randomly(model: Decoder, mesh: Mesh, seed: int) -> Decoder:

@@ -15,7 +15,7 @@ from rjax.models.formats.weight_format import FLOATS, StoredTensor
 from rjax.models.loading.pieces import Weights, module_of, tensor_shape
 from rjax.models.loading.tensors import TensorEntry
 
-_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 _MAX_NAMES = 5
 _CHECK_THREADS = 8
 
@@ -76,7 +76,7 @@ def match(
     extra = {
         name
         for name in tensors.keys() - shapes.keys()
-        if not name.endswith(_IGNORED_SUFFIXES) and not name.startswith(expected.unused)
+        if not name.endswith(IGNORED_SUFFIXES) and not name.startswith(expected.unused)
     } - ({head} if config.tie_embeddings else set())
     if extra:
         raise CheckpointError(

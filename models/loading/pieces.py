@@ -78,6 +78,13 @@ class View:
         axis, copies = self.copied
         return jnp.repeat(part, copies, axis)
 
+    def inverse[A: (jax.Array, np.ndarray)](self, part: A) -> A:
+        """The tensor, with its axes unmerged, from its part of a parameter."""
+        if self.copied is not None:
+            axis, copies = self.copied
+            part = part[(slice(None),) * axis + (slice(None, None, copies),)]
+        return part.transpose(tuple(self.order.index(i) for i in range(len(self.order))))
+
     @property
     def is_identity(self) -> bool:
         """Whether the part has the values of the tensor in its order."""
@@ -198,10 +205,6 @@ def split_parameter(
             axis = letters.split().index("A")
             part = value.take(range(start, start + piece.a), axis)
             start += piece.a
-        part_view = view(piece, letters, config)
-        if part_view.copied is not None:
-            axis, copies = part_view.copied
-            part = part.take(range(0, part.shape[axis], copies), axis)
-        flat = part.transpose(np.argsort(part_view.order)).reshape(piece_shape(piece, config))
+        flat = view(piece, letters, config).inverse(part).reshape(piece_shape(piece, config))
         result.append((piece, np.ascontiguousarray(flat)))
     return result

@@ -34,6 +34,11 @@ _STORED = _FLOATS | {
 }
 
 
+def type_name(dtype: np.dtype) -> str:
+    """The name of a dtype in safetensors files; NumPy's own for one that is not read."""
+    return next((name for name, known in _STORED.items() if known == dtype), dtype.name)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorEntry:
     """Location of one tensor: ``size`` bytes at ``offset`` of ``file``."""

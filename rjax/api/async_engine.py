@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from rjax.api.request_queue import QueueLimits, RequestQueue
+from rjax.api.weight_client import WeightClient
 from rjax.engine.protocol import Engine
 from rjax.engine_channel.channel import EngineChannel
 from rjax.engine_channel.engine_loop import STATS_SECONDS
@@ -90,6 +91,7 @@ class AsyncLLMEngine:
 
     Attributes:
         channel: the channel to the engine.
+        weights: gives the engine new weights.
     """
 
     def __init__(self, engine: Engine | EngineChannel, limits: QueueLimits | None = None) -> None:
@@ -104,6 +106,7 @@ class AsyncLLMEngine:
         self._empty = asyncio.Event()
         self._empty.set()
         self._draining = False
+        self.weights = WeightClient(self.channel)
 
     async def start(self) -> None:
         """Start to run requests."""

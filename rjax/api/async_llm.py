@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from rjax.api.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.api.async_weight_updates import UpdatesWeightsAsync
 from rjax.api.prefixed_prompts import PrefixedPrompts
 from rjax.api.prompts import Prompt, encode_conversations, raise_first_refusal
 from rjax.api.request_runner import NewRequest, default_sampling_params
@@ -39,7 +40,7 @@ _STOP_SECONDS = 60.0
 _FACTORY = "rjax.build.engine_builder:build_engine_from_options"
 
 
-class AsyncLLM:
+class AsyncLLM(UpdatesWeightsAsync):
     """A model with an asyncio interface; requests of all tasks are batched together::
 
         async with AsyncLLM("Qwen/Qwen3-0.6B") as llm:

@@ -17,6 +17,7 @@ from rjax.api.request_runner import (
     params_per_prompt,
 )
 from rjax.api.scoring import Scoring
+from rjax.api.weight_updates import UpdatesWeights
 from rjax.batch.kernel_use import KernelUse
 from rjax.closing import Closable, SynchronizedClosable, synchronized
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
@@ -30,7 +31,7 @@ from rjax.vllm.names import ARGUMENTS, RESET_ARGUMENTS, missing_attribute, refus
 
 
 @with_engine_options
-class LLM(Scoring):
+class LLM(Scoring, UpdatesWeights):
     """A model ready to generate.
 
     Calls from several threads run one after the other. Requests of `stream` also advance in the

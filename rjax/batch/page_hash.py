@@ -20,6 +20,16 @@ def salted_key(root: bytes, salt: str) -> bytes:
     return hashlib.sha256(b"salt" + root + salt.encode()).digest()
 
 
+def versioned_key(root: bytes, version: int) -> bytes:
+    """The root key of chains of a version of the weights; version 0 has the root itself."""
+    return hashlib.sha256(b"weights" + root + str(version).encode()).digest() if version else root
+
+
+def kept_key(root: bytes) -> bytes:
+    """The root key of chains whose KV is of older weights too."""
+    return hashlib.sha256(b"kept" + root).digest()
+
+
 def group_key(key: bytes, group: int) -> bytes:
     """The key of a page of one page group, from the chain key of its tokens."""
     return key + bytes((group,)) if group else key

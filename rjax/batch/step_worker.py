@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -78,6 +78,22 @@ class StepWorker(Protocol):
 
     def fingerprint(self) -> str:
         """Identifies the model by its configuration and its weights."""
+        ...
+
+    def check_weights(self, tensors: Mapping[str, Any], *, partial: bool) -> Any:
+        """Check new weights, a `rjax.models.adopting.staged.StagedTensor` by name, against the
+        model; nothing is changed.
+
+        Returns:
+            What `adopt_weights` takes, once.
+
+        Raises:
+            CheckpointError: they do not fit; the message says which and why.
+        """
+        ...
+
+    def adopt_weights(self, update: Any) -> None:
+        """Replace the weights for all steps that are dispatched from now on."""
         ...
 
     def kernels(self) -> list[KernelUse]:

@@ -39,6 +39,7 @@ class Completion:
         eos_token_ids: tokens that end a sequence unless ``params.ignore_eos``.
         max_tokens: most tokens that the request and the model's length allow.
         prompt_token_ids: context for decoding the first tokens.
+        weights_version: version of the weights.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Completion:
         eos_token_ids: frozenset[int],
         max_tokens: int,
         prompt_token_ids: Sequence[int] = (),
+        weights_version: int = 0,
     ) -> None:
         self.index = index
         self.token_ids: list[int] = []
@@ -69,6 +71,7 @@ class Completion:
             self._logprobs = FlatLogprobs(token_texts(tokenizer))
         self.cumulative_logprob = 0.0
         self._sent_tokens = 0
+        self._versions = [(0, weights_version)]  # of the weights, from a number of tokens on
 
     @property
     def finished(self) -> bool:
@@ -108,6 +111,12 @@ class Completion:
         self._finish("length", None)
         return True
 
+    def new_weights(self, version: int) -> None:
+        """Take note that further tokens are computed with weights of this version."""
+        if not self.token_ids:
+            self._versions.clear()
+        self._versions.append((len(self.token_ids), version))
+
     def abort(self) -> None:
         """End the sequence now; a finished one is unchanged."""
         if self.finish_reason is None:
@@ -138,7 +147,19 @@ class Completion:
             self.finish_reason,
             self.stop_reason,
             self.error,
+            self._weights_versions(start),
         )
+
+    def _weights_versions(self, start: int) -> list[int]:
+        """The version of the weights of each token from number ``start`` on."""
+        end, versions = len(self.token_ids), self._versions
+        if len(versions) == 1:
+            return [versions[0][1]] * (end - start)
+        stops = [*(first for first, _ in versions[1:]), end]
+        found: list[int] = []
+        for (first, version), stop in zip(versions, stops, strict=True):
+            found += [version] * (stop - max(first, start))
+        return found
 
     def _finish(self, reason: FinishReason, stop: int | None, end_token: int | None = None) -> None:
         """End the sequence, unless its held-back text has a stop string, which ends it then."""

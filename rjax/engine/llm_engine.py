@@ -1,6 +1,7 @@
 """The engine: requests in, outputs out, one step at a time."""
 
 import itertools
+import logging
 import pathlib
 import time
 from collections import deque
@@ -11,38 +12,40 @@ from typing import no_type_check
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
-from rjax.batch.page_hash import salted_key
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_worker import StepWorker
 from rjax.batch.token_mask import TokenMask
-from rjax.closing import Closable
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.held_requests import HeldRequests
 from rjax.engine.kv_events.event_stream import KvEventStream
 from rjax.engine.live_requests import LiveRequests
-from rjax.engine.named_prefixes import SHARED_PREFIX, NamedPrefixes
+from rjax.engine.named_prefixes import FILL, SHARED_PREFIX, NamedPrefixes
+from rjax.engine.page_roots import PageRoots
 from rjax.engine.pages.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.pages.host_pool import HostPool
 from rjax.engine.pages.state_pool import StatePool
 from rjax.engine.parts import EngineParts
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.protocol import Engine, KeepAs, NamedPrefix
+from rjax.engine.protocol import KeepAs, NamedPrefix
 from rjax.engine.request import Request
 from rjax.engine.request_checks import RequestChecks
 from rjax.engine.request_masks import RequestMasks
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.stats import EngineStats
 from rjax.engine.step_timer import StepTimer
-from rjax.errors import InvalidRequestError
+from rjax.engine.updatable_engine import UpdatableEngine
+from rjax.engine.weight_updates import WeightUpdates
+from rjax.errors import InvalidRequestError, OutOfMemoryError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, SlotRow, slot_row
 from rjax.sampling.seeds import drawn_seed
 from rjax.tokenization import Tokenizer
 
+_log = logging.getLogger("rjax")
 _IDLE_SECONDS = 0.01  # longest wait for a mask while nothing runs; commands wait meanwhile
 
 
-class LLMEngine(Closable, Engine):
+class LLMEngine(UpdatableEngine):
     """Continuous batching over one model, for one thread; see `Engine` for its methods.
 
     The next step is dispatched before the last one's tokens are read: a step's input tokens are
@@ -81,7 +84,7 @@ class LLMEngine(Closable, Engine):
             snapshot_pages=pool.states.snapshot_pages if pool.states else 1,
         )
         self._held = HeldRequests(self._scheduler, self._worker.is_ready)
-        self._root = parts.identity
+        self._roots = PageRoots(parts.identity)
         self._eos = self._tokenizer.eos_token_ids if self._tokenizer else frozenset[int]()
         self._checks = RequestChecks(
             vocab_size=parts.vocab_size,
@@ -115,6 +118,9 @@ class LLMEngine(Closable, Engine):
             self._stats,
         )
         self._requests = self._live.by_id
+        self._weights = WeightUpdates(
+            self._roots, self._scheduler, self._live, self._prefixes, self._kv_events
+        )
         self._deadlines = Deadlines(self._requests)
         self._startup_times, self.summary = parts.startup_times, dict(parts.summary)
         for path in config.cache.prefix_files:
@@ -178,6 +184,8 @@ class LLMEngine(Closable, Engine):
         params = self._checks.params(params)
         self._checks.logprob_start(logprob_start_len, len(tokens))
         prompt_temperature = self._checks.prompt_temperature(prompt_temperature)
+        for named in self._prefixes.to_fill(tokens, cache_salt, keep_as and keep_as.name):
+            self._fill_prefix(named)
         pending = None
         if keep_as is not None:
             pending = self._prefixes.prepare(keep_as, tokens, cache_salt, root)
@@ -202,6 +210,8 @@ class LLMEngine(Closable, Engine):
             deadline=deadline,
             logprob_start_len=logprob_start_len,
             prompt_temperature=prompt_temperature,
+            cache_salt=cache_salt,
+            weights_version=self.weights_version,
         )
         if pending is not None:
             self._prefixes.pending[request_id] = pending
@@ -209,7 +219,7 @@ class LLMEngine(Closable, Engine):
         self._held.add(request, share)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._requests or self._pending_outputs)
+        return bool(self._requests or self._pending_outputs or self._weights.failure)
 
     def step(self) -> list[RequestOutput]:
         self._check_open()
@@ -227,7 +237,7 @@ class LLMEngine(Closable, Engine):
         elif not (outputs or self._in_flight):  # sequences may wait for their masks
             self._masks.wait_for_any(_IDLE_SECONDS)
         self._kv_events.flush(self._stats)
-        return outputs
+        return self._prefixes.without_fills(outputs)
 
     def _sample(self, step: DispatchedStep) -> DispatchedStep:
         """Sample a step whose token masks have the last tokens now; late ones leave it."""
@@ -350,6 +360,9 @@ class LLMEngine(Closable, Engine):
 
     def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
         self._check_open()
+        named = self._prefixes.pinned.get(name)
+        if not named.pages:
+            self._compute_prefix(KeepAs(name, named.text), named.token_ids, named.cache_salt)
         self._prefixes.save(name, path, self._worker)
 
     def load_prefix(
@@ -377,9 +390,25 @@ class LLMEngine(Closable, Engine):
             if output.request_id == SHARED_PREFIX and output.error is not None:
                 raise output.error
 
+    def _fill_prefix(self, named: NamedPrefix) -> None:
+        """Queue a request that computes a prefix again whose KV old weights had computed."""
+        request_id = f"{FILL}{named.name}"
+        greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+        keep_as, salt = KeepAs(named.name, named.text), named.cache_salt
+        self._prefixes.filling[request_id] = named.name
+        try:
+            self.add_request(request_id, named.token_ids, greedy, cache_salt=salt, keep_as=keep_as)
+        except (InvalidRequestError, OutOfMemoryError) as error:
+            del self._prefixes.filling[request_id]
+            _log.warning("the prefix %r is not filled: %s", named.name, error)
+
     @no_type_check
     def _salted_root(self, salt: str | None) -> bytes:
-        return self._root if salt is None else salted_key(self._root, self._checks.salt(salt))
+        return self._roots.of(None if salt is None else self._checks.salt(salt))
+
+    def _read_in_flight(self) -> None:
+        while self._in_flight:
+            self._pending_outputs += self._read(self._in_flight.popleft(), alone=False)
 
     def _admit(self, admitted: list[Sequence]) -> list[tuple[str, Exception]]:
         """Fill the sampling state of admitted sequences.

@@ -3,15 +3,19 @@
 import dataclasses
 import pathlib
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.kernel_use import KernelUse
 from rjax.batch.token_mask import TokenMask
+from rjax.models.adopting.mapping import WeightMapping
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.structured.mask_request import MaskRequest
 from rjax.tokenization import Tokenizer
+
+RunningMode = Literal["wait", "abort", "keep"]
+"""What happens to running requests: they finish first, end now, or go on with the KV they have."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class NamedPrefix:
         token_ids: the tokens of the prefix.
         cache_salt: only requests with the same salt are served from it; None for those without.
         pages: pages of the pool that hold its KV, in order; with windows, those of one page group
-            after another.
+            after another. Empty after new weights, until the prefix is first used.
         text: the text that the tokens were made from, or None.
         state: the state page behind its last full page; None without one.
     """
@@ -138,7 +142,75 @@ class PrefixEngine(Protocol):
 
 
 @runtime_checkable
-class Engine(PrefixEngine, Protocol):
+class WeightEngine(Protocol):
+    """The methods of an engine that give it new weights, by a transaction.
+
+    Nothing changes before the update is finished. Every error cancels it, and the old weights stay
+    in use; start another update then.
+    """
+
+    @property
+    def weights_version(self) -> int:
+        """Number of updates of the weights; it is part of the hashes of pages."""
+        ...
+
+    def start_weight_update(
+        self, *, partial: bool = False, mapping: str | WeightMapping | None = None
+    ) -> None:
+        """Begin an update.
+
+        Args:
+            partial: whether tensors may be missing, whose parameters stay as they are.
+            mapping: the names and axes of the arrays: None for a Hugging Face checkpoint's, the
+                name of a built-in mapping, or one of `rjax.models.adopting.mapping`.
+
+        Raises:
+            InvalidWeightsError: an update is under way, or the mapping cannot be used.
+        """
+        ...
+
+    def add_weights(self, items: Any) -> None:
+        """Add a tree of arrays, or (name, array) items; any number of times.
+
+        Arrays are NumPy's, JAX's or of any library with DLPack, on the host or on any device. They
+        are referred to and not copied: leave them unchanged until the update is finished.
+
+        Raises:
+            InvalidWeightsError: no update is under way, or an array cannot be used.
+        """
+        ...
+
+    def try_finish_weight_update(self, mode: RunningMode = "wait") -> int | None:
+        """`finish_weight_update` between two steps: None while running requests have to finish
+        first; call it again after the next step. Requests that have not started wait meanwhile."""
+        ...
+
+    def finish_weight_update(self, mode: RunningMode = "wait") -> int:
+        """Check what was added and replace the weights, between two steps.
+
+        Args:
+            mode: what happens to running requests: "wait" runs steps until they have finished,
+                "abort" ends them with the finish reason "abort", and "keep" lets them go on with
+                the KV that they have; ``weights_versions`` of their outputs tells which weights
+                computed each token. Requests that have not started use the new weights.
+
+        Returns:
+            The new version of the weights.
+
+        Raises:
+            InvalidWeightsError: no update is under way, or a tensor is unknown, missing, not
+                finite, or of the wrong shape or type.
+            EngineDeadError: the devices failed half-way; the engine is of no use any more.
+        """
+        ...
+
+    def cancel_weight_update(self) -> None:
+        """Drop an update; nothing happens if none is under way."""
+        ...
+
+
+@runtime_checkable
+class Engine(PrefixEngine, WeightEngine, Protocol):
     """An engine; `rjax.engine.llm_engine.LLMEngine` is one, tests have others.
 
     Attributes:

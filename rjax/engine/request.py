@@ -37,6 +37,7 @@ class Request:
         tokenizer: None if the engine serves token ids only.
         prompt_logprobs: one entry for each prompt token read so far; None unless asked for.
         deadline: time of ``time.monotonic`` at which it is aborted, or None.
+        cache_salt: its cache salt, or None.
         error: why its prompt could not be kept as a prefix, or what ended it.
         wants_every_step: whether its caller gets an output after every token, not only the last.
     """
@@ -50,6 +51,7 @@ class Request:
     tokenizer: Tokenizer | None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     deadline: float | None = None
+    cache_salt: str | None = None
     error: Exception | None = None
     wants_every_step: bool = dataclasses.field(init=False)
 
@@ -76,6 +78,8 @@ class Request:
         deadline: float | None,
         logprob_start_len: int,
         prompt_temperature: float,
+        cache_salt: str | None,
+        weights_version: int,
     ) -> "Request":
         """A request that arrives now.
 
@@ -111,6 +115,7 @@ class Request:
                 eos_token_ids=eos,
                 max_tokens=max_tokens,
                 prompt_token_ids=prompt_token_ids,
+                weights_version=weights_version,
             )
             for index in range(params.num_sequences)
         ]
@@ -125,6 +130,7 @@ class Request:
             tokenizer=tokenizer,
             prompt_logprobs=None if params.prompt_logprobs is None else unreported,
             deadline=deadline,
+            cache_salt=cache_salt,
         )
 
     @property

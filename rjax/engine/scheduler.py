@@ -5,6 +5,7 @@ import bisect
 import numpy as np
 from jaxtyping import Int
 
+from rjax.batch.page_hash import PageHashes
 from rjax.batch.page_operations import PageOperations
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence, SequenceStatus
@@ -57,6 +58,7 @@ class Scheduler:
         page_tables: page table of each page group, and that of the states behind them; row s lists
             the pages of the sequence in slot s. Entries of pages that it does not hold are stale;
             of states they are -1 between those that it holds.
+        holds_new: whether only sequences of requests that have started may be admitted.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Scheduler:
         self.swapped: list[Sequence] = []
         self.cost = cost or PreemptionCost()
         self.num_preemptions = 0
+        self.holds_new = False
         self.page_tables: Int[np.ndarray, "groups slots M"] = np.zeros(
             (len(windows) + (states is not None), limits.num_slots, max_pages), np.int32
         )
@@ -150,6 +153,14 @@ class Scheduler:
         """Register the sequence's full pages of known tokens in the prefix cache."""
         if sequence.status is _RUNNING:
             self._registrar.full_pages(sequence)
+
+    def start_chain(self, sequence: Sequence, root: bytes) -> None:
+        """Give a sequence page hashes with another root, between two steps, after the prefix cache
+        has forgotten all KV."""
+        sequence.hashes, sequence.awaited = PageHashes(root, self.blocks.page_size), None
+        sequence.hashes.extend(sequence.token_array(0, sequence.num_known))
+        if sequence.status is _RUNNING:
+            self._registrar.again(sequence)
 
     def _schedule_running(self, step: StepBuilder) -> None:
         S = self.blocks.page_size
@@ -230,6 +241,8 @@ class Scheduler:
                 break
             if sequence.in_flight or sequence.mask_pending:
                 continue  # preempted; its last token is not read back yet, or its mask not ready
+            if self.holds_new and sequence.leader.num_cached is None:
+                continue
             match = self._matcher.match(sequence)
             if match is None:
                 continue

@@ -15,6 +15,8 @@ from rjax.tokenization import Tokenizer
 UTILITIES = (
     "abort_request",
     "add_prefix",
+    "add_weights",
+    "cancel_weight_update",
     "drop_prefix",
     "kernels",
     "limit_grammar_cache",
@@ -23,10 +25,13 @@ UTILITIES = (
     "reset_prefix_cache",
     "save_prefix",
     "set_shared_prefix",
+    "start_weight_update",
     "startup_seconds",
     "stats",
+    "try_finish_weight_update",
 )
-"""Methods of the engine that a front end may call by name."""
+"""Methods of the engine that a front end may call by name. In place of the arrays of
+``add_weights``, another process gets the path of a `rjax.engine_channel.weight_file.WeightFile`."""
 
 
 class StepSink(Protocol):

@@ -34,6 +34,7 @@ from rjax.engine_channel.messages import (
 )
 from rjax.engine_channel.request_intake import RequestIntake
 from rjax.engine_channel.value_codec import pack_result, unpack_options, unpack_params
+from rjax.engine_channel.weight_file import read_weight_file
 from rjax.errors import EngineDeadError, InvalidRequestError, RjaxError
 
 _BEAT_SECONDS = 0.25
@@ -135,6 +136,8 @@ class EngineServer:
 
                 def utility(engine: Engine) -> Any:
                     check_utility(name)
+                    if name == "add_weights":
+                        args[0] = read_weight_file(args[0])
                     return pack_result(getattr(engine, name)(*args, **kwargs))
 
                 self._loop.post(utility, lambda result, error: self._reply(call, result, error))

@@ -15,6 +15,7 @@ _KNOWN: dict[str, type[Exception]] = {
         errors.GrammarFailedError,
         errors.InvalidConfigError,
         errors.InvalidRequestError,
+        errors.InvalidWeightsError,
         errors.OutOfMemoryError,
         OSError,
     )

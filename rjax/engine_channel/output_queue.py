@@ -168,6 +168,8 @@ def _extend(known: CompletionOutput, new: CompletionOutput) -> None:
     known.cumulative_logprob = new.cumulative_logprob
     if known.logprobs is not None and new.logprobs is not None:
         known.logprobs += new.logprobs  # pyright: ignore[reportOperatorIssue]
+    if known.weights_versions is not None and new.weights_versions is not None:
+        known.weights_versions += new.weights_versions
     known.finish_reason = new.finish_reason
     known.stop_reason = new.stop_reason
     known.error = new.error

@@ -56,6 +56,7 @@ class ReceivedRequest:
         self._tokenizer = tokenizer
         self._metrics: RequestMetrics | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._version: int | None = None  # of the weights, at the first token
         self._error: Exception | None = None
         self._failure: Exception | None = None  # of a text
         self._samples: list[_Sample] = []
@@ -97,7 +98,7 @@ class ReceivedRequest:
             self._token_ids = self._token_ids if prompt is None else prompt
         elif self._is_plain and len(completions[0]) == 2:
             try:
-                output = self._samples[0].delta(completions[0][1])
+                output = self._samples[0].delta(completions[0][1], self._version)
             except Exception as failure:
                 self._fail(self._samples[0], failure)
                 self.stopped.append(0)
@@ -157,8 +158,13 @@ class ReceivedRequest:
         finish_reason: FinishReason | None = None,
         stop_reason: int | str | None = None,
         error: Any = None,
+        versions: list[int] | None = None,
     ) -> None:
         """Add what the engine sent of a sample."""
+        if versions and self._version is None:
+            self._version = versions[0]
+        if versions is None and self._version is not None:
+            versions = [self._version] * len(token_ids)
         if sample.finish_reason is not None:
             return
         if not sample.is_ending:
@@ -166,7 +172,7 @@ class ReceivedRequest:
             if logprobs is not None:
                 new = FlatLogprobs(token_texts(self._tokenizer), *logprobs)
             try:
-                sample.add(token_ids, new, cumulative_logprob, finish_reason)
+                sample.add(token_ids, new, cumulative_logprob, finish_reason, versions)
             except Exception as failure:
                 self._fail(sample, failure)
             if sample.end is not None:
@@ -210,14 +216,15 @@ class _Sample:
     """
 
     __slots__ = (
-        *("_cumulative_logprob", "_index", "_logprobs", "_text", "_token_ids", "end", "error"),
-        *("finish_reason", "num_tokens", "stop_reason"),
+        *("_cumulative_logprob", "_index", "_logprobs", "_text", "_token_ids", "_versions", "end"),
+        *("error", "finish_reason", "num_tokens", "stop_reason"),
     )
 
     def __init__(self, index: int, text: CompletionText | None) -> None:
         self._index = index
         self._text = text
         self._token_ids: list[int] = []
+        self._versions: list[int] = []
         self._logprobs: FlatLogprobs | None = None
         self._cumulative_logprob: float | None = None
         self.num_tokens = 0
@@ -237,6 +244,7 @@ class _Sample:
         logprobs: FlatLogprobs | None,
         cumulative_logprob: float | None,
         finish_reason: FinishReason | None,
+        versions: list[int] | None,
     ) -> None:
         """Add tokens up to a stop string, with the engine's reason if they are the last."""
         if self._text is not None:
@@ -246,6 +254,8 @@ class _Sample:
                 logprobs = None if logprobs is None else logprobs[:count]
         self.num_tokens += len(token_ids)
         self._token_ids += token_ids
+        if versions is not None:
+            self._versions += versions[: len(token_ids)]
         if logprobs is None:
             self._cumulative_logprob = cumulative_logprob
             return
@@ -258,11 +268,12 @@ class _Sample:
         else:
             self._logprobs += logprobs
 
-    def delta(self, token_ids: list[int]) -> CompletionOutput:
+    def delta(self, token_ids: list[int], version: int | None) -> CompletionOutput:
         """`add` tokens without logprobs, where there are no stop strings, and their `output`."""
         self.num_tokens += len(token_ids)
         text = "" if self._text is None else self._text.stream(token_ids)
-        return CompletionOutput(self._index, text, token_ids)
+        versions = None if version is None else [version] * len(token_ids)
+        return CompletionOutput(self._index, text, token_ids, weights_versions=versions)
 
     def _add_text(
         self, text: CompletionText, token_ids: list[int], finish_reason: FinishReason | None
@@ -285,16 +296,20 @@ class _Sample:
     def output(self, kind: RequestOutputKind) -> CompletionOutput:
         """The output so far, or with DELTA the part since the last one."""
         text, token_ids, logprobs = "", self._token_ids, self._logprobs
+        versions = self._versions
         if kind is not RequestOutputKind.DELTA:
             text = "" if self._text is None else self._text.text
             token_ids = token_ids[:]
             logprobs = None if logprobs is None else logprobs[:]
+            versions = versions[:]
         elif self.is_ending:  # the rest comes with the reason
             token_ids = []
             logprobs = None if logprobs is None else logprobs[:0]
+            versions = []
         else:
             text = "" if self._text is None else self._text.take()
             self._token_ids = []
+            self._versions = []
             self._logprobs = None if logprobs is None else logprobs[:0]
         # Positional arguments, for speed: one is made for every token of a stream.
         return CompletionOutput(
@@ -306,4 +321,5 @@ class _Sample:
             self.finish_reason,
             self.stop_reason,
             self.error,
+            versions if len(versions) == len(token_ids) else None,
         )

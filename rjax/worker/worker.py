@@ -1,6 +1,7 @@
 """The worker: runs steps of one model on one mesh of devices."""
 
 import dataclasses
+import functools
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,9 @@ from rjax.batch.step_readout import StepReadout
 from rjax.batch.step_worker import StepWorker
 from rjax.config import EngineConfig, Warmup
 from rjax.console import bars_are_seen
-from rjax.models import LoadedModel
+from rjax.models import Decoder, LoadedModel
+from rjax.models.adopting.adopter import CheckedUpdate, WeightAdopter
+from rjax.models.adopting.staged import StagedTensor
 from rjax.pallas_kernels.attention.plan.host import CostModel, Sharing
 from rjax.sampling import SamplerMode, SlotRow
 from rjax.worker.cost_model import fitted_cost_model
@@ -189,6 +192,18 @@ class Worker(StepWorker):
     @property
     def page_shape(self) -> tuple[int, ...]:
         return self._mover.page_shape
+
+    def check_weights(self, tensors: Mapping[str, StagedTensor], *, partial: bool) -> CheckedUpdate:
+        return self._adopter.check(tensors, self._runner.leaves, partial=partial)
+
+    def adopt_weights(self, update: CheckedUpdate) -> None:
+        self._queue.flush()
+        self._adopter.commit(update, self._runner.leaves)
+
+    @functools.cached_property
+    def _adopter(self) -> WeightAdopter:
+        abstract = Decoder(self._model_config, self._dtype)
+        return WeightAdopter(abstract, self._model_config, self._mesh)
 
     def kernels(self) -> list[KernelUse]:
         return [

@@ -3,7 +3,8 @@
 A token is a function of the tokens before it, so that any mix-up of pages changes what a sequence
 says; the KV of a position is the hash of all tokens up to it. Layers with windows read only the
 positions in them, and only those pages have to be there. The state behind a page is the hash of all
-tokens up to there; a slot knows what its sequence has computed.
+tokens up to there; a slot knows what its sequence has computed. New weights say something else, and
+only requests that keep their KV may read that of others.
 """
 
 import numpy as np
@@ -17,12 +18,13 @@ from rjax.batch.step_worker import PoolSize, StatePoolSize
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
+from rjax.models import CheckpointError
 from rjax.pallas_kernels.attention.plan.host import PlanStats
 
 
-def next_token(tokens, index: int, vocab: int) -> int:
+def next_token(tokens, index: int, vocab: int, version: int = 0) -> int:
     """What the fake model says after these tokens in sample ``index``."""
-    return hash((tuple(tokens[-3:]), len(tokens), index)) % vocab
+    return hash((tuple(tokens[-3:]), len(tokens), index, version)) % vocab
 
 
 class FakeWorker:
@@ -41,8 +43,8 @@ class FakeWorker:
         self.limits = limits or StepLimits(4, 7)
         self.num_decode_steps = 1
         self.pool = PoolSize(num_pages, 1, windows, states)
-        self.states = [None] * (states.num_states if states else 0)
-        self.tails = [None] * self.limits.num_slots
+        self.states: list = [None] * (states.num_states if states else 0)
+        self.tails: list = [None] * self.limits.num_slots
         self.num_host_pages = num_host_pages
         self.page_size = page_size
         self.vocab = vocab
@@ -52,6 +54,8 @@ class FakeWorker:
         self.moved = {CopyPages: 0, SwapOut: 0, SwapIn: 0}
         self.computed = 0
         self.compiling: set[str] = set()  # requests whose programs are missing
+        self.version = 0
+        self.keeping: set[str] = set()  # requests that keep the KV of older weights
 
     def is_ready(self, sequence) -> bool:
         return sequence.request_id not in self.compiling
@@ -61,6 +65,20 @@ class FakeWorker:
 
     def close(self) -> None:
         pass
+
+    def check_weights(self, tensors, *, partial):
+        if not tensors and not partial:
+            raise CheckpointError("there are none")
+        return tensors
+
+    def adopt_weights(self, update) -> None:
+        self.version += 1
+
+    def _is_right(self, sequence, found, right) -> bool:
+        """Whether KV or a state, with the version of its weights, is of the right tokens and of
+        weights that the sequence may read."""
+        own = (found[0], self.version) if sequence.request_id in self.keeping else found
+        return own == (right, self.version)
 
     def measure_page_seconds(self) -> float:
         """Some time."""
@@ -113,7 +131,7 @@ class FakeWorker:
                         place = pages[position // S], position % S
                         assert place not in written, "two sequences write one place"
                         written.add(place)
-                        self.pages[place[0]][place[1]] = group, prefix
+                        self.pages[place[0]][place[1]] = (group, prefix), self.version
         if self.states:
             self._go_through_states(batch, tables[-1])
         drawn = np.full(len(batch), -1, np.int32)
@@ -125,10 +143,11 @@ class FakeWorker:
                 for group, window, pages in self._groups(sequence):
                     if window is None or position > item.start - window:
                         found = self.pages[pages[position // S]][position % S]
-                        assert found == (group, prefix), f"position {position} holds another's KV"
+                        right = self._is_right(sequence, found, (group, prefix))
+                        assert right, f"position {position} holds another's KV"
             if item.samples:
                 assert item.stop == len(tokens)
-                drawn[b] = next_token(tokens, sequence.index, self.vocab)
+                drawn[b] = next_token(tokens, sequence.index, self.vocab, self.version)
                 tokens.append(int(drawn[b]))
         return DispatchedStep(list(batch), drawn, PlanStats(0, 0, 0), 1)
 
@@ -136,26 +155,28 @@ class FakeWorker:
         """Each sequence goes on from its slot or a page, and leaves states at the ends of pages."""
         S, written, read = self.page_size, set(), set()
         for item in batch:
-            slot, start = item.sequence.slot, item.start
+            sequence, slot, start = item.sequence, item.sequence.slot, item.start
             tokens = self.truth[item.sequence][: item.stop]
             prefixes = [0]
             for token in tokens:
                 prefixes.append(hash((prefixes[-1], token)))
             if start % S:
-                assert self.tails[slot] == (start, prefixes[start]), "another's tail"
+                tail = start, prefixes[start]
+                assert self._is_right(sequence, self.tails[slot], tail), "another's tail"
             elif start:
                 page = table[slot, start // S - 1]
                 read.add(page)
                 assert page >= 0, "no state to go on from"
-                assert self.states[page] == prefixes[start], "another's state"
+                found = self._is_right(sequence, self.states[page], prefixes[start])
+                assert found, "another's state"
             for number in range(start // S, item.stop // S):
                 page = table[slot, number]
                 assert page >= 0 or number < item.stop // S - 1, "the last state is lost"
                 if page >= 0:
                     assert page not in written, "two sequences write one state"
                     written.add(page)
-                    self.states[page] = prefixes[(number + 1) * S]
-            self.tails[slot] = item.stop, prefixes[-1]
+                    self.states[page] = prefixes[(number + 1) * S], self.version
+            self.tails[slot] = (item.stop, prefixes[-1]), self.version
         assert not written & read, "a state is read in the step that writes it"
 
     def read(self, step) -> StepReadout:

@@ -200,7 +200,7 @@ def test_a_reader_knows_what_the_prefix_cache_holds(publishing):
     assert reader.numbers == list(range(len(reader.numbers)))
     for key in reader.stored:
         parent = reader.parents[key]
-        before = engine._root if parent is None else parent
+        before = engine._salted_root(None) if parent is None else parent
         block = np.asarray(reader.tokens[key], np.int32).tobytes()
         assert hashlib.sha256(before + block).digest() == key
     engine.reset_prefix_cache()
@@ -316,7 +316,7 @@ def test_a_full_queue_drops_batches_and_shows_a_gap(tmp_path, monkeypatch):
         max_queue_size=2,
         topic="kv@test",
     )
-    sender = publisher.KvEventPublisher(config, S, b"root")
+    sender = publisher.KvEventPublisher(config, S, {b"root"})
     reader = Reader(config.endpoint, "")
     time.sleep(0.2)
     start = time.monotonic()
@@ -340,7 +340,7 @@ def test_pages_of_one_chain_are_one_event():
 
     events = [page(b"a", b"r", True), page(b"b", b"a"), page(b"x", b"z"), Removed(b"a")]
     _, found, rank = batch(
-        [*events, Removed(b"b")], seconds=1.0, rank=3, page_size=S, root=b"r", event_format="map"
+        [*events, Removed(b"b")], seconds=1.0, rank=3, page_size=S, roots={b"r"}, event_format="map"
     )
     assert rank == 3
     assert [(e["type"], e["block_hashes"]) for e in found] == [
@@ -413,5 +413,5 @@ def test_an_address_in_use_is_named(tmp_path):
         replay_endpoint=f"tcp://127.0.0.1:{port}",
     )
     with pytest.raises(InvalidConfigError, match=f"cannot be used .*{port}"):
-        publisher.KvEventPublisher(config, S, b"root")
+        publisher.KvEventPublisher(config, S, {b"root"})
     held.destroy(linger=0)

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rjax.batch.page_groups import pages_held
 from rjax.batch.step_worker import StatePoolSize
-from rjax.errors import OutOfMemoryError
+from rjax.errors import InvalidWeightsError, OutOfMemoryError
 from rjax.sampling import SamplingParams
 from tests.properties import num_examples
 
@@ -21,11 +22,11 @@ pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 LENGTH = 16  # most tokens of a sequence
 
 
-def spoken(prompt, params, index):
-    """All that a sample of the fake model says."""
+def spoken(prompt, index, versions):
+    """What a sample of the fake model says with these versions of its weights."""
     tokens = list(prompt)
-    for _ in range(params.max_tokens):
-        tokens.append(next_token(tokens, index, 2))
+    for version in versions:
+        tokens.append(next_token(tokens, index, 2, version))
     return tokens[len(prompt) :]
 
 
@@ -65,6 +66,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.asked = {}
         self.ended = {}
         self.aborted = set()
+        self.kept = set()
         self.count = 0
         self.quiet = 0
 
@@ -132,6 +134,30 @@ class EngineMachine(RuleBasedStateMachine):
     def forget(self):
         self.engine.reset_prefix_cache()
 
+    @rule(mode=st.sampled_from(["wait", "abort", "keep"]), given=st.booleans())
+    def update(self, mode, given):
+        worker, before = self.engine._worker, self.engine.weights_version
+        self.engine.start_weight_update()
+        if not given:
+            with pytest.raises(InvalidWeightsError):
+                self.engine.finish_weight_update(mode)
+            assert worker.version == self.engine.weights_version == before
+            return
+        self.engine.add_weights({"w": np.zeros(1)})
+        live = self.engine._requests
+        running = {n for n, r in live.items() if r.sequences[0].num_cached is not None}
+        if mode == "abort":
+            self.aborted |= running
+        elif mode == "keep":
+            worker.keeping |= running
+        version = self.engine.finish_weight_update(mode)
+        assert version == worker.version == before + 1
+        if mode == "keep":
+            self.kept |= running
+        else:
+            assert not running & live.keys()
+        check(self.engine)
+
     @invariant()
     def sound(self):
         if self.engine is not None:
@@ -156,13 +182,12 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(outputs) == params.n
             if name not in self.aborted:
                 assert self.ended[name].num_cached_tokens < len(prompt)
-            wants = [spoken(prompt, params, index) for index in range(params.num_sequences)]
             for completion in outputs:
-                said = completion.token_ids
-                if params.best_of is None:
-                    assert said == wants[completion.index][: len(said)]
-                else:
-                    assert any(said == want[: len(said)] for want in wants)
+                said, versions = completion.token_ids, completion.weights_versions
+                indices = range(params.num_sequences) if params.best_of else [completion.index]
+                assert any(said == spoken(prompt, index, versions) for index in indices)
+                assert versions == sorted(versions)
+                assert name in self.kept or len(set(versions)) <= 1
                 if name not in self.aborted:
                     assert completion.finish_reason in ("stop", "length")
         used = self.engine._blocks.counts().used

@@ -53,7 +53,7 @@ def test_equal_weights_in_two_folders_have_equal_hashes(stored, tmp_path):
 
 
 def test_dummy_weights_are_told_apart_by_their_seed(tiny):
-    roots = [make_engine(tiny, seed=seed)._root for seed in (5, 5, 6)]
+    roots = [make_engine(tiny, seed=seed)._salted_root(None) for seed in (5, 5, 6)]
     assert roots[0] == roots[1] != roots[2]
 
 

@@ -24,13 +24,18 @@ class KvEventStream:
 
     def __init__(self, settings: CacheSettings, root: bytes, *, has_states: bool = False) -> None:
         self.log: EventLog | None = None
+        self._roots = {root}
         self._publisher: KvEventPublisher | None = None
         config = kv_events_config(settings.kv_events_config)
         if config is not None and config.published:
             self._publisher = KvEventPublisher(
-                config, settings.page_size, root, has_states=has_states
+                config, settings.page_size, self._roots, has_states=has_states
             )
             self.log = EventLog(self._publisher.publish)
+
+    def add_root(self, root: bytes) -> None:
+        """Take note of the root key of unsalted chains of new weights."""
+        self._roots.add(root)
 
     def flush(self, stats: EngineStats) -> None:
         """Hand the events since the last call to the publisher, and count the batches."""

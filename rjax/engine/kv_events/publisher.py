@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections import deque
+from collections.abc import Set
 from typing import Any
 
 from rjax.config.kv_events import KvEventsConfig
@@ -36,7 +37,7 @@ class KvEventPublisher:
     Args:
         config: the engine's options of KV events.
         page_size: tokens of a page.
-        root: root key of unsalted chains.
+        roots: root keys of unsalted chains; may grow.
         has_states: whether events name their group.
 
     Attributes:
@@ -48,7 +49,7 @@ class KvEventPublisher:
     """
 
     def __init__(
-        self, config: KvEventsConfig, page_size: int, root: bytes, *, has_states: bool = False
+        self, config: KvEventsConfig, page_size: int, roots: Set[bytes], *, has_states: bool = False
     ) -> None:
         try:
             import msgpack
@@ -63,7 +64,7 @@ class KvEventPublisher:
         self._malformed = 0
         self._config = config
         self._page_size = page_size
-        self._root = root
+        self._roots = roots
         self._has_states = has_states
         self._pack = msgpack.Packer().pack
         self._sequence = itertools.count()
@@ -135,7 +136,7 @@ class KvEventPublisher:
                     seconds=seconds,
                     rank=self._config.data_parallel_rank,
                     page_size=self._page_size,
-                    root=self._root,
+                    roots=self._roots,
                     has_states=self._has_states,
                     event_format=self._config.event_format,
                 )

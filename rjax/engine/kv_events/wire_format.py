@@ -8,7 +8,7 @@ Events of a model with states have vLLM's fields of hybrid models: ``group_idx``
 and 1 for states, whose ``kv_cache_spec_kind`` is vLLM's name for layers with a state, "mamba".
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ def batch(
     seconds: float,
     rank: int,
     page_size: int,
-    root: bytes,
+    roots: Set[bytes],
     event_format: EventFormat,
     has_states: bool = False,
 ) -> list[Any]:
@@ -44,7 +44,7 @@ def batch(
         seconds: time of the batch, in seconds since 1970.
         rank: rank of the engine among replicas.
         page_size: tokens of a page.
-        root: root key of unsalted chains.
+        roots: root keys of unsalted chains.
         event_format: format of each event.
         has_states: whether events name their group.
     """
@@ -55,7 +55,7 @@ def batch(
             case Stored(key, parent, block, first, group):
                 tokens = np.frombuffer(block, np.int32).tolist()
                 if first or last != (parent, group):
-                    fields = _stored(event, page_size, root, has_states=has_states)
+                    fields = _stored(event, page_size, roots, has_states=has_states)
                     found.append(("BlockStored", fields))
                 fields = found[-1][1]
                 fields["block_hashes"].append(key)
@@ -77,8 +77,10 @@ def batch(
     return [seconds, [_encoded(name, fields, event_format) for name, fields in found], rank]
 
 
-def _stored(event: Stored, page_size: int, root: bytes, *, has_states: bool) -> dict[str, Any]:
-    salted = event.first and event.parent != root
+def _stored(
+    event: Stored, page_size: int, roots: Set[bytes], *, has_states: bool
+) -> dict[str, Any]:
+    salted = event.first and event.parent not in roots
     return {
         "block_hashes": [],
         "parent_block_hash": None if event.first else event.parent,

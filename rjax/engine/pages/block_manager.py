@@ -219,6 +219,16 @@ class BlockManager:
         if self._events is not None:
             self._events.flush() if self._page_of else self._events.cleared()
 
+    def forget_all(self) -> None:
+        """Forget the content of every page, of those in use too, and free those without owner."""
+        self._free += self._cached
+        self._cached.clear()
+        self._pending.clear()
+        for page in range(self.num_pages):
+            self._forget(page)
+        if self._events is not None:
+            self._events.cleared()
+
     def _forget(self, page: int) -> None:
         self._index.remove(page)
         self._new.discard(page)

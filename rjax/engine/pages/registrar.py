@@ -45,6 +45,15 @@ class PageRegistrar:
         if self.states is not None:
             self.states.register(sequence)
 
+    def again(self, sequence: Sequence) -> None:
+        """Register the pages and states of a running sequence under new chain keys."""
+        if not self.caching:
+            return
+        sequence.num_registered = 0
+        if self.states is not None:
+            self.states.register_again(sequence)
+        self.full_pages(sequence)
+
     def partial_page(self, sequence: Sequence, known: int) -> None:
         """Register its full pages and the tokens after them, up to position ``known``."""
         self.full_pages(sequence)

@@ -128,6 +128,13 @@ class StatePages:
                 self.pool.register(page, sequence.hashes, number)
         sequence.num_states_registered = max(start, stop)
 
+    def register_again(self, sequence: Sequence) -> None:
+        """Register the snapshots of a running sequence under new chain keys."""
+        for number in range(sequence.num_states_released, sequence.num_states_registered):
+            page = sequence.states[number]
+            if page >= 0:
+                self._register(sequence.hashes, number, page)
+
     def pin(self, key: bytes) -> int | None:
         """Take a reference on the snapshot behind the page of this chain key; None for none."""
         page = self.pool.find(key)
