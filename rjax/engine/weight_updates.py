@@ -172,9 +172,7 @@ class WeightUpdates:
         running = set(self._running())
         self._prefixes.forget_kv(running, self._roots.of)
         self._kv_events.add_root(self._roots.of(None))
-        self._scheduler.blocks.forget_all()
-        if self._scheduler.states is not None:
-            self._scheduler.states.blocks.forget_all()
+        self._scheduler.blocks.forget_all()  # and the states behind them
         for name, request in self._live.by_id.items():
             kept, salt = name in running, request.cache_salt
             root = self._roots.of_kept(salt) if kept else self._roots.of(salt)

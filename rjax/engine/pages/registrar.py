@@ -50,9 +50,9 @@ class PageRegistrar:
         if not self.caching:
             return
         sequence.num_registered = 0
+        self.full_pages(sequence)
         if self.states is not None:
             self.states.register_again(sequence)
-        self.full_pages(sequence)
 
     def partial_page(self, sequence: Sequence, known: int) -> None:
         """Register its full pages and the tokens after them, up to position ``known``."""

@@ -133,7 +133,7 @@ class StatePages:
         for number in range(sequence.num_states_released, sequence.num_states_registered):
             page = sequence.states[number]
             if page >= 0:
-                self._register(sequence.hashes, number, page)
+                self.pool.register(page, sequence.hashes, number)
 
     def pin(self, key: bytes) -> int | None:
         """Take a reference on the snapshot behind the page of this chain key; None for none."""
