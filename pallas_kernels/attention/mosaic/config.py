@@ -37,8 +37,8 @@ class KernelConfig:
         q_stages: buffers for the queries of a work tile.
         num_ctas: persistent CTAs in the grid.
         kv_stages: pipeline stages in shared memory, see ``KVPipeline``.
-        ping_pong: the consumer warpgroups of a cooperative or split-head work tile take turns on
-            the tensor cores, so that the softmax of one overlaps the products of the other.
+        ping_pong: the consumer warpgroups of a cooperative work tile take turns on the tensor
+            cores, so that the softmax of one overlaps the products of the other.
     """
 
     scale: float

@@ -5,10 +5,10 @@ from SMEM, P from registers, V from SMEM, S and O in registers. In a cooperative
 both 64-token tiles of a step, in a head pair the one of its own KV head. Of a split head both
 warpgroups compute all scores, and each accumulates its part of the dims of V. A part of a step is
 one or two tiles whose scores fit in registers together: two for 16-bit KV and head dims up to 128,
-else one. With ping-pong the two warpgroups of a cooperative or split-head work tile take turns on
-the tensor cores, half a part apart, so that the softmax of one overlaps the products of the other.
-Reads 2 * 64 * H * itemsize bytes of SMEM a tile and writes SMEM only for the queries and to clear
-unused V rows. Writes 2 * H + 4 bytes a live matrix row to GMEM.
+else one. With ping-pong the two warpgroups of a cooperative work tile take turns on the tensor
+cores, half a part apart, so that the softmax of one overlaps the products of the other. Reads
+64 * (H + W) * itemsize bytes of SMEM a tile and writes SMEM only for the queries and to clear unused
+V rows. Writes 2 * W + 4 bytes a live matrix row to GMEM.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -172,8 +172,7 @@ class Mainloop:
         if cta.cfg.sliding_window is None:
             size = jnp.int32(KV_TILE * len(halves))
             unmasked = lax.div(jnp.maximum(tile.unmasked_stop - tile.kv_start, 0), size)
-        same_kv = cooperative or cta.shape.parts > 1
-        order = cta.smem.warpgroup_order if same_kv and cta.cfg.ping_pong else None
+        order = cta.smem.warpgroup_order if cooperative and cta.cfg.ping_pong else None
         return cls(consumer, halves, softmax, unmasked, order)
 
     def run(self) -> SoftmaxState:
@@ -221,9 +220,10 @@ class Mainloop:
         """q @ k for the tiles of a part, float32 [64, 64] each."""
 
         def multiply(acc):
-            for number, stage in enumerate(stages):
-                if part == self._parts[0]:
+            if part == self._parts[0]:
+                for stage in stages:
                     self._pipeline.consumer_wait(stage)
+            for number, stage in enumerate(stages):
                 self._issue_keys(acc, i, number, stage, part)
             if self.order is not None:
                 self._switch_warpgroups()
