@@ -156,10 +156,11 @@ def _arguments(case: DeltaCase) -> tuple[Any, ...]:
     """The arguments of `_chain`; those of a prompt have rows of their own in each layer."""
     keys = jax.random.split(jax.random.key(0), 2 * case.layers)
     sets = 1 if case.decodes else case.layers  # of rows; those of a decode step are few
-    operands = [jax.jit(case.operands)(key) for key in keys[:sets]]
+    draw, draw_layer = jax.jit(case.operands), jax.jit(case.layer)  # compiled once
+    operands = [draw(key) for key in keys[:sets]]
     arrays, rest = [], {}
     for key in keys[case.layers :]:
-        layer = jax.jit(case.layer)(key)
+        layer = draw_layer(key)
         of_layer = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
         rest = {name: of_layer.pop(name) for name in _CONV}
         arrays.append(of_layer)
