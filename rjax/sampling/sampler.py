@@ -82,14 +82,17 @@ def sample(
     if bitmask is not None:
         rows = dataclasses.replace(rows, allowed=rows.allowed & bitmask)
     x = process(logits, rows) if mode == "full" else finite(logits)
-    truncated = mode == "full"
-    tokens = argmax(x) if mode == "greedy" else _drawn(x, rows, argmax, truncated=truncated)
+    # XLA removes it where it is not used. It holds loops, which XLA would not merge.
+    y = scaled(x, rows, truncated=mode == "full")
+    tokens = argmax(x) if mode == "greedy" else _drawn(x, y, rows, argmax)
     tokens = jnp.where(live, tokens.astype(jnp.int32), -1)
 
     reported = logits
     if processed_logprobs:
-        sampled_from = _sampled_from(x, rows, truncated=truncated)
-        reported = jnp.where(rows.processed_logprobs[:, None] > 0, sampled_from, logits)
+        # At temperature 1 ``x`` itself, for the bits of the raw ones where nothing is processed.
+        heated = (rows.temperature > 0) & (rows.temperature != 1)
+        processed = jnp.where((y == -jnp.inf) | heated[:, None], y, x)
+        reported = jnp.where(rows.processed_logprobs[:, None] > 0, processed, logits)
     chances = token_logprobs(reported, tokens, num_logprobs)
     fields = {name: getattr(state, name) for name in FIELDS}
     writes = jnp.where(live, slots, num_slots)  # beyond the axis: dropped
@@ -120,27 +123,12 @@ def scaled(
     return truncate(x, rows.top_k, rows.top_p, rows.min_p) if truncated else x
 
 
-def _sampled_from(
-    x: Float32[Array, "B V"], rows: SamplingState, *, truncated: bool
-) -> Float32[Array, "B V"]:
-    """Logits of the distribution that each row samples from; ``x`` as it is at temperature 1, so
-    that the log-probabilities have the bits of the raw ones where nothing is processed."""
-    heated = (rows.temperature > 0) & (rows.temperature != 1)
-    y = scaled(x, rows, truncated=truncated)
-    return jnp.where((y == -jnp.inf) | heated[:, None], y, x)
-
-
 def _drawn(
-    x: Float32[Array, "B V"],
-    rows: SamplingState,
-    argmax: Argmax,
-    *,
-    truncated: bool,
+    x: Float32[Array, "B V"], y: Float32[Array, "B V"], rows: SamplingState, argmax: Argmax
 ) -> Int[Array, " B"]:
-    """The argmax of ``x`` in greedy rows, a draw from the softmax of scaled ``x`` in others."""
+    """The argmax of ``x`` in greedy rows, a draw from the softmax of ``y`` in others."""
     noise = jax.vmap(_noise, in_axes=(0, 0, None))(rows.key, rows.num_output, x.shape[-1])
-    noisy = scaled(x, rows, truncated=truncated) + noise
-    return argmax(jnp.where(rows.temperature[:, None] > 0, noisy, x))
+    return argmax(jnp.where(rows.temperature[:, None] > 0, y + noise, x))
 
 
 def _noise(key: UInt32[Array, "2"], position: Int32[Array, ""], V: int) -> Float32[Array, " V"]:

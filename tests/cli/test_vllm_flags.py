@@ -32,12 +32,14 @@ def test_names_and_units_are_those_of_vllm(command):
         *("--num-gpu-blocks-override", "7", "--gpu-memory-utilization", "0.5", "--swap-space", "2"),
         *("--dtype", "half", "--load-format", "safetensors", "--max-num-batched-tokens", "2K"),
         *("--kv-cache-dtype", "fp8", "--no-enable-prefix-caching", "--max-logprobs", "5"),
+        *("--logprobs-mode", "processed_logprobs"),
         command=command,
     )
     assert config.tensor_parallel_size == 2
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (8, 2048)
     assert (config.model.max_model_len, config.model.dtype) == (32_000, "float16")
     assert config.model.load_format == "auto"
+    assert config.scheduler.logprobs_mode == "processed_logprobs"
     assert (config.cache.page_size, config.cache.num_pages) == (32, 7)
     assert config.cache.gpu_memory_utilization == 0.5
     assert config.cache.swap_bytes == 2 * GIB
