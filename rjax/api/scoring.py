@@ -87,8 +87,8 @@ class Scoring(SynchronizedClosable):
     ) -> list[Float32[np.ndarray, " T"]]:
         """The log-probability of each token of each completion, by prefill, as trainers need it.
 
-        The KV of prompts comes from the prefix cache; without it each is computed once for its
-        completions. Prompt and completion may fill ``max_model_len``.
+        The KV of a prompt is computed once for all its completions, or found in the prefix cache
+        (``enable_prefix_caching``). Prompt and completion may fill ``max_model_len``.
 
         Args:
             prompts, completions: pairs as in `score`; completions of token ids without padding.
