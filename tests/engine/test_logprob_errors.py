@@ -13,8 +13,8 @@ from .logprob_errors import CASES, DTYPES, FILE, TESTS, measure, wanted
 
 KEPT = json.loads(FILE.read_text())["errors"]
 MARGIN = 1.5  # another CPU sums in another order
-DEFAULT = {("llama_g7_h64", "bfloat16")}
 THOROUGH = {
+    ("llama_g7_h64", "bfloat16"),
     ("llama_g7_h64", "fp8"),
     ("gemma3_g1_h24_old_fields", "bfloat16"),
     ("qwen3_moe_j16_k8_fused", "fp8"),
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 def cases():
     for case in ((name, dtype) for name in CASES for dtype in DTYPES):
         mark = pytest.mark.thorough if case in THOROUGH else pytest.mark.slow
-        yield pytest.param(*case, marks=() if case in DEFAULT else mark)
+        yield pytest.param(*case, marks=mark)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*cases()])

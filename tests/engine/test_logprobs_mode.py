@@ -73,10 +73,10 @@ def test_each_request_gets_the_distribution_that_it_asks_for(tiny):
     assert {key.features for key in steps} == {steps[0].features}
 
 
-@pytest.mark.sample(1, 1)
-@pytest.mark.parametrize("default", ["raw_logprobs", "processed_logprobs"])
-def test_the_engine_s_mode_serves_requests_without_one_also_between_decode_steps(tiny, default):
+@pytest.mark.thorough
+def test_the_engine_s_mode_serves_requests_without_one_also_between_decode_steps(tiny):
     """Steps with log-probabilities run one by one where others run as one program."""
+    default = "processed_logprobs"
     engine = make_engine(tiny, max_logprobs=VOCAB, logprobs_mode=default, num_decode_steps=4)
     plain = ("none", PROMPT, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
     done = run(engine, [plain, *asked(None), *asked(default)])
@@ -85,6 +85,7 @@ def test_the_engine_s_mode_serves_requests_without_one_also_between_decode_steps
         np.testing.assert_array_equal(distributions(one), distributions(other))
 
 
+@pytest.mark.thorough
 def test_a_mask_is_part_of_the_distribution(tiny):
     """The only allowed token is certain; the raw distribution does not know the mask."""
     engine = make_engine(tiny)

@@ -35,7 +35,7 @@ def sampled(llm: LLM, temperature: float) -> list[tuple[list[int], list[int], li
     ]
 
 
-@pytest.mark.sample(1, 1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_they_are_those_of_sampling_and_prompts_are_computed_once(
     tiny_llm: LLM, temperature: float
