@@ -26,12 +26,14 @@ class RopeAndCacheProblem(Problem):
         rotary_dim: how many of them rotate; None without rotation.
         kv_dtype: name of the dtype of the pages.
         eps: epsilon of the norms.
+        norms_values: whether norm_rope_and_cache norms the values too, without a weight.
     """
 
     head_dim: int
     rotary_dim: int | None
     kv_dtype: str
     eps: float = 0.0
+    norms_values: bool = False
 
 
 def rotate(

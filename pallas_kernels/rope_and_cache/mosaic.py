@@ -1,9 +1,9 @@
 """Rotary embedding and the write of new K and V into pages, one launch on Hopper (Mosaic GPU).
 
 A thread handles one task of one token: a pair of vectors from both halves of a query or key
-head, which it rotates, or one vector of a value head. Queries are written to a new array, keys and
-values directly into their page. Every element is read once and written once. Bytes moved per token:
-2 (N + 2 K) * H * itemsize, and the token's row of cos and sin.
+head, which it rotates, or one vector of a value head (a pair, where values are normed). Queries are
+written to a new array, keys and values directly into their page. Every element is read once and
+written once. Bytes moved per token: 2 (N + 2 K) * H * itemsize, and the token's row of cos and sin.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -86,11 +86,13 @@ class HeadNorms:
     Attributes:
         q_weight, k_weight: any float dtype.
         eps: added to the mean square.
+        values: whether each value head is normed too, without a weight (Gemma 4).
     """
 
     q_weight: Float[Array, " H"]
     k_weight: Float[Array, " H"]
     eps: float
+    values: bool = False
 
 
 def rope_and_cache(
@@ -113,7 +115,8 @@ def rope_and_cache(
         cos, sin: float32; the first 2R of H dims are rotated, x[i] paired with x[i + R].
         k_pages, v_pages: updated in place when donated.
         slots: int32.
-        norms: RMS norms of q and k before they rotate, or None; see ``norm_refusal``.
+        norms: RMS norms of q and k before they rotate, and perhaps of v, or None; see
+            ``norm_refusal``.
         k_scales, v_scales: float32 [K] or [P, K], with float8_e4m3fn pages only: those hold
             value / scale (``fp8``), rounded to nearest and clipped to +-448.
 
@@ -144,7 +147,7 @@ def rope_and_cache(
         )
     if cos.dtype != jnp.float32 or sin.dtype != jnp.float32:
         raise ValueError(f"cos and sin are {cos.dtype} and {sin.dtype}; they must be float32")
-    sizes = _Sizes(K, A - 2, H, R, S)
+    sizes = _Sizes(K, A - 2, H, R, S, norms is not None and norms.values)
 
     def rope_and_cache_kernel(*refs):
         """GMEM: qkv [T, K, A, H] or its summands [X, T, K, A, H], bias [K, A, H] if any, weights of
@@ -191,12 +194,13 @@ def _vector(H: int, R: int) -> int:
 class _Sizes:
     """How a token's projections are divided into tasks of one vector, or of two if rotated."""
 
-    def __init__(self, K: int, G: int, H: int, R: int, S: int):
+    def __init__(self, K: int, G: int, H: int, R: int, S: int, norms_values: bool):
         self.K, self.G, self.H, self.R, self.S = K, G, H, R, S
+        self.norms_values = norms_values
         rest = H - 2 * R
         self.vector = _vector(H, R)
         self.per_head = R // self.vector + rest // self.vector  # rotated pairs, then plain vectors
-        self.per_value = H // self.vector
+        self.per_value = self.per_head if norms_values else H // self.vector
         self.queries = K * G * self.per_head
         self.keys = self.queries + K * self.per_head
         self.tasks = self.keys + K * self.per_value
@@ -234,7 +238,10 @@ class _Reader:
         return arith.extf(value.type, arith.truncf(kind, value))
 
     def _normed(self, a, b, weight, low, high):
-        """a and b times the RMS norm's factors, rounded; they are all of a head's threads' dims."""
+        """a and b times the RMS norm's factors, rounded; they are all of a head's threads' dims.
+
+        weight: [H], or None for 1.
+        """
         f32, threads = ir.F32Type.get(), self.sizes.per_head
         squares = arith.addf(arith.mulf(a, a), arith.mulf(b, b))
         total = vector.reduction(f32, vector.CombiningKind.ADD, squares)
@@ -248,8 +255,10 @@ class _Reader:
         factor = vector.broadcast(a.type, factor)
 
         def scaled(value, dim):
-            of_dims = _load(weight, [dim], self.sizes.vector)
-            return self._round(arith.mulf(arith.mulf(value, factor), of_dims))
+            value = arith.mulf(value, factor)
+            if weight is not None:
+                value = arith.mulf(value, _load(weight, [dim], self.sizes.vector))
+            return self._round(value)
 
         return scaled(a, low), scaled(b, high)
 
@@ -284,6 +293,19 @@ class _Reader:
             )  # the plain vectors begin at 2R, after R / vector pairs
             store(dim, self.values(group, entry, dim))
 
+    def value(self, head, which, store) -> None:
+        """Call ``store(dim, values)`` for the ``which``-th task of a value head."""
+        z = self.sizes
+        low, entry = _times(which, z.vector), _const(z.G + 1)
+        if not z.norms_values:
+            store(low, self.values(head, entry, low))
+            return
+        high = arith.addi(low, _const(z.R))
+        a, b = self.values(head, entry, low), self.values(head, entry, high)
+        a, b = self._normed(a, b, None, low, high)
+        store(low, a)
+        store(high, b)
+
 
 def _write(reader: _Reader, block, slots, keys, values, q_out, norms) -> None:
     """Emit the thread's task.
@@ -317,9 +339,8 @@ def _write(reader: _Reader, block, slots, keys, values, q_out, norms) -> None:
             reader.rotated(key, _const(z.G), which, norms[1], to)
         with mgpu.when(between(z.keys, z.tasks)):
             head, which = head_task(z.keys, z.per_value)
-            dim = _times(which, z.vector)
-            value = reader.values(head, _const(z.G + 1), dim)
-            _store_kv(value, values, [page, head, offset, dim])
+            to = lambda dim, value: _store_kv(value, values, [page, head, offset, dim])  # noqa: E731
+            reader.value(head, which, to)
 
 
 def _from_thread_across(value, distance: int, threads: int):
@@ -415,7 +436,8 @@ def _run(problem: RopeAndCacheProblem, *operands: Any) -> Any:
 def _norm_run(
     problem: RopeAndCacheProblem, qkv: Any, q_weight: Array, k_weight: Array, *operands: Any
 ) -> Any:
-    return _written(qkv, *operands, norms=HeadNorms(q_weight, k_weight, problem.eps))
+    norms = HeadNorms(q_weight, k_weight, problem.eps, problem.norms_values)
+    return _written(qkv, *operands, norms=norms)
 
 
 def _written(qkv: Any, *operands: Any, norms: HeadNorms | None) -> Any:

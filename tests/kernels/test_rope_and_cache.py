@@ -18,8 +18,9 @@ SHAPES = [
     (4, 8, 1, 80, 16, 32, True),
     (1, 1, 6, 64, 32, 64, False),
     (6, 1, 4, 192, 32, 64, False),  # latent attention: a third of the dims rotates
+    (7, 8, 2, 512, 256, 64, False),
 ]
-NORMED = [SHAPES[0], SHAPES[1], SHAPES[3], (9, 2, 3, 256, 128, 64, True)]
+NORMED = [SHAPES[0], SHAPES[1], SHAPES[3], (9, 2, 3, 256, 128, 64, True), SHAPES[5]]
 
 
 def make(shape, dtype=jnp.bfloat16) -> tuple[Any, ...]:
@@ -62,27 +63,31 @@ def test_against_plain(shape):
         np.testing.assert_array_equal(got[untouched], before[untouched])
 
 
-def norms_of(H: int) -> mosaic.HeadNorms:
+def norms_of(H: int, values: bool = False) -> mosaic.HeadNorms:
     weights = np.random.default_rng(5).uniform(0.5, 1.5, (2, H)).astype(np.float32)
-    return mosaic.HeadNorms(jnp.asarray(weights[0], jnp.bfloat16), jnp.asarray(weights[1]), 1e-6)
+    return mosaic.HeadNorms(
+        jnp.asarray(weights[0], jnp.bfloat16), jnp.asarray(weights[1]), 1e-6, values
+    )
 
 
 def normed(qkv, norms: mosaic.HeadNorms):
-    """The queries and keys of the projections normed, in plain JAX."""
+    """The queries and keys of the projections normed, and perhaps values, in plain JAX."""
     heads = reduced(qkv)
     x = heads.astype(jnp.float32)
     x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + norms.eps)
     q = x[:, :, :-2] * norms.q_weight.astype(jnp.float32)
     k = x[:, :, -2:-1] * norms.k_weight.astype(jnp.float32)
-    return jnp.concatenate([q.astype(heads.dtype), k.astype(heads.dtype), heads[:, :, -1:]], 2)
+    v = x[:, :, -1:].astype(heads.dtype) if norms.values else heads[:, :, -1:]
+    return jnp.concatenate([q.astype(heads.dtype), k.astype(heads.dtype), v], 2)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("shape", NORMED)
-def test_norms_against_plain(shape):
+def test_norms_against_plain(shape, values):
     qkv, *rest = make(shape)
-    norms = norms_of(shape[3])
+    norms = norms_of(shape[3], values)
     want = xla.rope_and_cache(normed(qkv, norms), *rest)
     got = jax.jit(lambda *args: mosaic.rope_and_cache(*args, norms=norms))(qkv, *rest)
     for found, expected in zip(got, want, strict=True):
@@ -91,9 +96,10 @@ def test_norms_against_plain(shape):
         )
 
 
+@pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("shape", NORMED)
-def test_norms_lower_for_cuda(shape):
-    run = lambda *args: mosaic.rope_and_cache(*args, norms=norms_of(shape[3]))  # noqa: E731
+def test_norms_lower_for_cuda(shape, values):
+    run = lambda *args: mosaic.rope_and_cache(*args, norms=norms_of(shape[3], values))  # noqa: E731
     traced = jax.jit(run).trace(*make(shape))
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
