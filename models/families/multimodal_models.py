@@ -37,15 +37,14 @@ _GEMMA4: Mapping[str, Any] = {
         *("eoi_token_id", "image_token_id", "initializer_range", "video_token_id"),
     ),
     "media": "images, video and audio",
-    "defaults": {  # those of the config class
-        "vocab_size": 262_144,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "max_position_embeddings": 131_072,
-    },
     "tied": True,
+}
+_GEMMA4_SIZES = {  # defaults of the config classes
+    "vocab_size": 262_144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
 }
 _VISUAL: Mapping[str, Any] = {"towers": ("visual",), "media": _VIDEO}
 _QWEN_TOKENS = ("image_token_id", "video_token_id", "vision_end_token_id", "vision_start_token_id")
@@ -88,6 +87,7 @@ MULTIMODAL = (
         "Gemma 4: 26B-A4B, 31B, E2B, E4B",
         "gemma4",
         (GEMMA4,),
+        defaults={**_GEMMA4_SIZES, "max_position_embeddings": 131_072},
         **_GEMMA4,
     ),
     Multimodal(
@@ -95,6 +95,7 @@ MULTIMODAL = (
         "Gemma 4 12B",
         "gemma4_unified",
         (GEMMA4_UNIFIED,),
+        defaults={**_GEMMA4_SIZES, "max_position_embeddings": 262_144},
         **_GEMMA4,
     ),
     Multimodal(

@@ -78,9 +78,12 @@ def make_model(
             if name.endswith("gate_up_proj"):
                 value *= gate_up_spread
         else:
-            value = 0.3 * torch.randn(parameter.shape) + float("norm.weight" in name)
+            factors = ("norm.weight", "norm_1.weight", "norm_2.weight", "scale")
+            value = 0.3 * torch.randn(parameter.shape) + float(name.endswith(factors))
             if name.endswith("A_log"):  # states that forget at once, and others that hardly do
                 value = 1.5 * torch.randn(parameter.shape) - 2.0
+            if "Gemma4" in type(model).__name__ and name.endswith("q_norm.weight"):
+                value *= parameter.shape[-1] ** -0.5  # scores have no factor beside it
         parameter.data = value.to(torch.bfloat16).float()
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):

@@ -21,8 +21,18 @@ _HYBRID = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+_GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1}
+_GEMMA4_EXPERTS = {
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 40,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
 _TYPES = {
     "Gemma3": ("gemma3", "gemma3_text", {"head_dim": 16}),
+    "Gemma4": ("gemma4", "gemma4_text", {**_GEMMA4, **_GEMMA4_EXPERTS}),
+    "Gemma4Unified": ("gemma4_unified", "gemma4_unified_text", _GEMMA4),
     "Mistral3": ("mistral3", "mistral", {"head_dim": 16, "sliding_window": None}),
     "Qwen2VL": ("qwen2_vl", "qwen2_vl_text", {}),
     "Qwen2_5_VL": ("qwen2_5_vl", "qwen2_5_vl_text", {}),

@@ -16,7 +16,8 @@ from rjax.models.loading.config import unknown_fields
 
 NOT_OF_A_FAMILY = {"architectures", "quantization_config", "dtype", "torch_dtype"}
 OUTER = {"tie_word_embeddings"}
-TIED_BY_DEFAULT = {"Gemma3", "Mistral3"}
+HAS_SIZES = {"Gemma3", "Gemma4", "Gemma4Unified"}  # by default
+TIED_BY_DEFAULT = HAS_SIZES | {"Mistral3"}
 TEXT_TIES = {"Qwen2VL", "Qwen2_5_VL", "Glm4v", "Glm4vMoe"}
 NEW_TEXTS = sorted(
     {text.architecture for family in MULTIMODAL for text in family.texts} - TEXT_FAMILIES.keys()
@@ -64,6 +65,33 @@ OTHER_OF = {
 }
 
 
+_SHARED = {"layer_types": FULL[:2], "num_kv_shared_layers": 1}
+_ROPE = {"rope_type": "default", "rope_theta": 3e5}
+BESIDE_OF = {
+    **{
+        (name, field): beside
+        for name in ("Gemma4", "Gemma4Unified")
+        for field, beside in (
+            ("num_global_key_value_heads", {"attention_k_eq_v": True}),
+            ("num_kv_shared_layers", {"layer_types": FULL[:2]}),
+            ("use_double_wide_mlp", _SHARED),
+        )
+    },
+    **{
+        ("Gemma4", field): {"enable_moe_block": True}
+        for field in ("moe_intermediate_size", "num_experts", "top_k_experts")
+    },
+}
+OTHER_OF |= {
+    (name, field): value
+    for name in ("Gemma4", "Gemma4Unified")
+    for field, value in (
+        ("layer_types", FULL[:2]),
+        ("per_layer_config", {"1": {"head_dim": 24}}),
+        ("rope_parameters", {"full_attention": _ROPE, "sliding_attention": _ROPE}),
+    )
+}
+
 ARCHITECTURES = {family.architecture: family for family in MULTIMODAL}
 
 
@@ -107,7 +135,7 @@ def test_every_field_of_transformers_has_its_place(family):
     ],
 )
 def test_fields_of_the_text_config_are_read(name, field, tmp_path):
-    beside = BESIDE.get(field, {})
+    beside = BESIDE_OF.get((name, field), BESIDE.get(field, {}))
     other = OTHER_OF.get((name, field), OTHER[field])
     if field in ("rope_parameters", "rope_scaling") and name == "Gemma3":
         beside = {"layer_types": FULL[:2]}
@@ -121,12 +149,13 @@ def test_fields_of_the_text_config_are_read(name, field, tmp_path):
     absent = config_of(name, beside)
     absent["text_config"].pop(field, None)
     text = theirs(absent, tmp_path).text_config
+    text.allow_global_per_layer_attribute_access = True
     required = {"hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"}
     required |= {"vocab_size", "max_position_embeddings"}
-    if field in required and name != "Gemma3":
+    if beside.get("enable_moe_block") or (field in required and name not in HAS_SIZES):
         with pytest.raises(models.CheckpointError, match=f"config.json: text_config .*{field}"):
             read(absent)
-    elif hasattr(text, field):
+    elif hasattr(text, field) and field != "per_layer_config":
         default = getattr(text, field)
         whole = config_of(name, beside | {field: default})
         assert read(absent) == read(whole), default
@@ -142,7 +171,7 @@ def test_the_rotary_embedding_is_that_of_transformers(name, tmp_path):
         {"rope_parameters": {"rope_type": "default", "rope_theta": 3e5}},
         {"rope_theta": 7e5, "partial_rotary_factor": 0.5},
     ):
-        if name == "Gemma3" or ("partial_rotary_factor" in rope and "Glm" not in name):
+        if name in HAS_SIZES or ("partial_rotary_factor" in rope and "Glm" not in name):
             continue
         values = config_of(name, rope)
         values["text_config"] = {k: v for k, v in values["text_config"].items() if v is not None}
@@ -259,6 +288,47 @@ def test_published_configs_that_leave_sizes_out(tmp_path):
     assert found.longest_sequence == wanted.max_position_embeddings
     assert found.sliding_windows[4:7] == (1024, None, 1024)
     assert found.tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "sizes"),
+    [
+        (
+            "Gemma4",
+            (16, 8, 2),
+            {
+                **{"hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30},
+                **{"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8},
+                "moe_intermediate_size": 704,
+            },
+        ),
+        ("Gemma4", (32, 16, 4), {"hidden_size": 5376, "num_hidden_layers": 60}),
+        ("Gemma4Unified", (16, 8, 1), {"hidden_size": 3840, "num_hidden_layers": 48}),
+    ],
+)
+def test_published_configs_of_gemma_4(name, heads, sizes, tmp_path):
+    N, K, of_full = heads
+    text = {
+        **{"num_attention_heads": N, "num_key_value_heads": K, "attention_k_eq_v": True},
+        **{"head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": of_full},
+        **{"sliding_window": 1024, "final_logit_softcapping": 30.0, "vocab_size": 262_144},
+        **({} if name == "Gemma4Unified" else {"hidden_size_per_layer_input": 0}),
+        "use_bidirectional_attention": "vision",
+    }
+    values = config_of(name, text | sizes)
+    for field in ("rope_theta", "vocab_size_per_layer_input"):
+        values["text_config"].pop(field, None)
+    found, wanted = read(values), theirs(values, tmp_path).text_config
+    assert unknown_fields(values) == []
+    layers = wanted.per_layer_config
+    for i, kind in enumerate(wanted.layer_types):
+        full = kind == "full_attention"
+        assert found.layer_heads[i] == (layers[i].num_key_value_heads, layers[i].head_dim)
+        assert found.sliding_windows[i] == (None if full else 1024)
+        assert found.of_layer(i).kv_projections == (1 if full else 2)
+        assert found.rope_of(i).rotated_pairs == (64 if full else 0)
+    assert found.per_layer_inputs is None
+    assert (found.experts is None) == ("num_experts" not in sizes)
 
 
 def test_fields_that_nothing_knows_have_their_path():
