@@ -101,8 +101,8 @@ class WeightAdopter:
         waiting: list[tuple[Array, ...]] = []
         for weight, program in zip(update.plan.weights, update.programs, strict=True):
             places = [self._places[path] for path in weight.paths]
-            arrays, layers, from_host = self._inputs(weight, update.staged)
-            new = program(tuple(arrays), layers, tuple(leaves[place] for place in places))
+            arrays, indices, from_host = self._inputs(weight, update.staged)
+            new = program(tuple(arrays), indices, tuple(leaves[place] for place in places))
             del arrays
             for place, leaf in zip(places, new, strict=True):
                 leaves[place] = leaf
@@ -119,7 +119,7 @@ class WeightAdopter:
         key = (
             partial,
             tuple(
-                (name, t.source, t.shape, t.type, t.reading, t.layer, resident[name])
+                (name, t.source, t.shape, t.type, t.reading, t.index, resident[name])
                 for name, t in sorted(staged.items())
             ),
         )
@@ -162,9 +162,9 @@ class WeightAdopter:
     def _inputs(
         self, weight: PlannedWeight, staged: Mapping[str, StagedTensor]
     ) -> tuple[list[Any], np.ndarray, bool]:
-        """(arrays, the layer of each, whether some came from elsewhere) for a weight's program."""
+        """(arrays, their entries, whether some came from elsewhere) for a weight's program."""
         arrays: list[Any] = []
-        layers: list[int] = []
+        indices: list[tuple[int, ...]] = []
         elsewhere = False
         program = weight.program
         for source, block, names, parts in zip(
@@ -173,18 +173,18 @@ class WeightAdopter:
             tensors = [staged[name] for name in names]
             if source is None:
                 read = [
-                    part.read(tensor.array, tensor.layer)
+                    part.read(tensor.array, tensor.index)
                     for part, tensor in zip(parts, tensors, strict=True)
                 ]
                 whole = read[0] if len(read) == 1 else np.concatenate(list(map(np.asarray, read)))
                 whole = whole.reshape(block.shape)
                 arrays.append(jax.device_put(whole, block.sharding))
-                layers.append(0)
+                indices.append((0, 0))
                 elsewhere = True
             else:
                 arrays += [tensor.array for tensor in tensors]
-                layers += [tensor.layer for tensor in tensors]
-        return arrays, np.asarray(layers, np.int32), elsewhere
+                indices += [(*tensor.index, 0, 0)[:2] for tensor in tensors]
+        return arrays, np.asarray(indices, np.int32).reshape(-1, 2), elsewhere
 
     def _check_values(self, plan: UpdatePlan, staged: Mapping[str, StagedTensor]) -> None:
         """Raise CheckpointError if a value is not finite, a scale is wrong, or a tied head differs
@@ -244,7 +244,7 @@ def _is_deleted(array: Any) -> bool:
 
 
 def _tensor(tensor: StagedTensor) -> Any:
-    return tensor.array if tensor.reading is None else tensor.reading(tensor.array, tensor.layer)
+    return tensor.array if tensor.reading is None else tensor.reading(tensor.array, tensor.index)
 
 
 def _program_arrays(weight: PlannedWeight, staged: Mapping[str, StagedTensor]) -> list[Any]:

@@ -9,6 +9,7 @@ Checkpoint tensors have the names and the axes ([outputs, inputs]) of Hugging Fa
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -79,17 +80,17 @@ class NameMap:
         mapping: the mapping; None where arrays have the names and axes of tensors.
 
     Raises:
-        CheckpointError: a pattern of a table is malformed.
+        CheckpointError: it is no mapping.
     """
 
     def __init__(self, mapping: WeightMapping | None) -> None:
-        self._find: Callable[[str], Targets]
+        self._find: Callable[[str], list[NamedReading]]
         if mapping is None:
-            self._find = lambda name: name
+            self._find = lambda name: [(name, None)]
         elif isinstance(mapping, Mapping):
-            self._find = _Table(mapping)
+            self._find = TableLookup(mapping)
         elif callable(mapping):
-            self._find = mapping
+            self._find = lambda name: _readings(mapping(name), name)
         else:
             raise CheckpointError(
                 f"mapping is {type(mapping).__name__}; give the name of a built-in mapping, a "
@@ -98,22 +99,26 @@ class NameMap:
 
     def tensors(
         self, name: str, shape: tuple[int, ...]
-    ) -> Iterator[tuple[str, Reading | Transform | None, int]]:
-        """(name, reading, layer) of each tensor that an array of this name and shape holds.
+    ) -> Iterator[tuple[str, Reading | Transform | None, tuple[int, ...]]]:
+        """(name, reading, entries of the array) of each tensor that an array of this name and shape
+        holds.
 
         Raises:
             CheckpointError: the mapping does not know the name, or the array has other axes.
         """
-        for tensor, reading in _readings(self._find(name), name):
-            if not isinstance(reading, Reading) or not reading.stacked:
-                yield tensor, reading, 0
+        for tensor, reading in self._find(name):
+            if not isinstance(reading, Reading) or not reading.stacks:
+                yield tensor, reading, ()
                 continue
-            for layer in range(reading.num_layers(shape)):
-                yield tensor.replace("*", str(layer), 1), reading, layer
+            for index in itertools.product(*map(range, reading.counts(shape))):
+                numbers = list(index)
+                if reading.stacks[0] == "L":
+                    numbers[0] = reading.start + reading.step * index[0]
+                yield _filled(tensor, numbers), reading, index
 
 
-class _Table:
-    """The lookup in a table."""
+class TableLookup:
+    """Finds the targets of a name in a table."""
 
     def __init__(self, table: Mapping[str, Targets]) -> None:
         self._exact = {name: targets for name, targets in table.items() if "*" not in name}
@@ -123,13 +128,13 @@ class _Table:
             if "*" in name
         ]
 
-    def __call__(self, name: str) -> Targets:
+    def __call__(self, name: str) -> list[NamedReading]:
         if name in self._exact:
-            return self._exact[name]
+            return _readings(self._exact[name], name)
         for pattern, targets in self._patterns:
             if found := pattern.match(name):
                 return [
-                    (_filled(tensor, found.groups()), reading)
+                    (_filled(tensor, _numbers(found.groups(), reading)), reading)
                     for tensor, reading in _readings(targets, name)
                 ]
         raise CheckpointError(
@@ -137,9 +142,17 @@ class _Table:
         )
 
 
-def _filled(tensor: str, numbers: Sequence[str]) -> str:
+def _numbers(found: Sequence[str], reading: Reading | Transform | None) -> list[int]:
+    """The numbers in a name, the layer as the model counts it."""
+    layer, *others = map(int, found)
+    if isinstance(reading, Reading):
+        layer = reading.start + reading.step * layer
+    return [layer, *others]
+
+
+def _filled(tensor: str, numbers: Sequence[int]) -> str:
     for number in numbers:
-        tensor = tensor.replace("*", number, 1)
+        tensor = tensor.replace("*", str(number), 1)
     return tensor
 
 

@@ -48,9 +48,9 @@ class Part:
     first_row: int = 0
     rows: int | None = None
 
-    def read(self, array: Any, layer: Array | int) -> Any:
+    def read(self, array: Any, index: Any) -> Any:
         """The rows, of an array on the host or traced."""
-        tensor = array if self.reading is None else self.reading(array, layer)
+        tensor = array if self.reading is None else self.reading(array, index)
         return tensor if self.rows is None else tensor[self.first_row : self.first_row + self.rows]
 
 
@@ -85,17 +85,17 @@ class AdoptProgram:
         """
         shardings = tuple(leaf.sharding for leaf in old)
         run = jax.jit(self.trace, donate_argnums=2, keep_unused=True, out_shardings=shardings)
-        layers = np.zeros(len(arrays), np.int32)
-        return run.lower(tuple(arrays), layers, tuple(old)).compile()
+        indices = np.zeros((len(arrays), 2), np.int32)
+        return run.lower(tuple(arrays), indices, tuple(old)).compile()
 
     def trace(
-        self, arrays: tuple[Array, ...], layers: Int32[Array, " X"], old: tuple[Array, ...]
+        self, arrays: tuple[Array, ...], indices: Int32[Array, "X 2"], old: tuple[Array, ...]
     ) -> tuple[Array, ...]:
         """The new arrays; traced.
 
         Args:
             arrays: the arrays of the parts of each block, or the block.
-            layers: the layer of each array that holds all.
+            indices: the entries that are read of each array of all layers or experts.
             old: the arrays that are replaced.
         """
         at = 0
@@ -110,7 +110,7 @@ class AdoptProgram:
                 continue
             parts = []
             for part in source:
-                parts.append(part.read(arrays[at], layers[at]))
+                parts.append(part.read(arrays[at], indices[at]))
                 at += 1
             whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
             made.append(whole.astype(block.dtype).reshape(block.shape))

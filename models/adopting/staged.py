@@ -1,6 +1,7 @@
 """The arrays of an update, until it is complete."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ class StagedTensor:
         source: the trainer's name of the array.
         array: the array, on the host or on devices.
         reading: how the tensor is read from it; None for the array itself.
-        layer: the layer, in an array of all layers.
+        index: the entries that are read of an array of all layers or experts.
         shape: shape of the tensor.
         type: its type, as safetensors names it.
     """
@@ -31,14 +32,16 @@ class StagedTensor:
     source: str
     array: jax.Array | np.ndarray
     reading: Reading | None
-    layer: int
+    index: tuple[int, ...]
     shape: tuple[int, ...]
     type: str
 
     @property
     def size(self) -> int:
         """Bytes of the tensor."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.array.dtype.itemsize
+        dtype = np.dtype(self.array.dtype)
+        dtype = dtype if self.reading is None else self.reading.dtype(dtype)
+        return math.prod(self.shape) * dtype.itemsize
 
 
 def staged_tensors(items: Any, names: NameMap) -> dict[str, StagedTensor]:
@@ -57,8 +60,8 @@ def staged_tensors(items: Any, names: NameMap) -> dict[str, StagedTensor]:
     for source, given in items:
         try:
             array = as_array(given)
-            for name, reading, layer in names.tensors(source, array.shape):
-                tensor = _staged(source, array, reading, layer)
+            for name, reading, index in names.tensors(source, array.shape):
+                tensor = _staged(source, array, reading, index)
                 if name in found:
                     raise CheckpointError(f"holds {name}, and so does {found[name].source}")
                 found[name] = tensor
@@ -74,7 +77,7 @@ def tensors_on_host(staged: Mapping[str, StagedTensor]) -> list[tuple[str, np.nd
     for name, tensor in staged.items():
         array = np.asarray(tensor.array)
         read = tensor.reading
-        found.append((name, array if read is None else read(array, tensor.layer)))
+        found.append((name, array if read is None else read(array, tensor.index)))
     return found
 
 
@@ -86,11 +89,15 @@ def raise_problems(problems: list[str]) -> None:
         raise CheckpointError(f"the weights cannot be used: {listed}")
 
 
-def _staged(source: str, array: jax.Array | np.ndarray, reading: Any, layer: int) -> StagedTensor:
+def _staged(
+    source: str, array: jax.Array | np.ndarray, reading: Any, index: tuple[int, ...]
+) -> StagedTensor:
     if reading is not None and not isinstance(reading, Reading):
         array, reading = as_array(apply_transform(reading, array)), None
     shape = array.shape if reading is None else reading.shape(array.shape)
-    return StagedTensor(source, array, reading, layer, shape, type_name(array.dtype))
+    dtype = np.dtype(array.dtype)
+    type_ = type_name(dtype if reading is None else reading.dtype(dtype))
+    return StagedTensor(source, array, reading, index, shape, type_)
 
 
 def as_array(given: Any) -> jax.Array | np.ndarray:

@@ -150,7 +150,7 @@ class Multimodal:
     def unused(self, config: ModelConfig) -> tuple[str, ...]:
         """Starts of the names of tensors that are not loaded: those of towers among them."""
         of_text = self._text(config).unused(config)
-        return (*self.tower_names, *(_renamed_tensor(name, config) for name in of_text))
+        return (*self.tower_names, *(renamed_tensor(name, config) for name in of_text))
 
     @property
     def tower_names(self) -> tuple[str, ...]:
@@ -167,14 +167,15 @@ def _renamed(weights: Weights, config: ModelConfig) -> Weights:
     """The pieces of a text model in the layout of a checkpoint."""
     return {
         path: tuple(
-            dataclasses.replace(piece, tensor=_renamed_tensor(piece.tensor, config))
+            dataclasses.replace(piece, tensor=renamed_tensor(piece.tensor, config))
             for piece in pieces
         )
         for path, pieces in weights.items()
     }
 
 
-def _renamed_tensor(name: str, config: ModelConfig) -> str:
+def renamed_tensor(name: str, config: ModelConfig) -> str:
+    """The name of a tensor of a text model in the layout of its checkpoint."""
     text = config.text_model
     assert text is not None
     if name.startswith(_DECODER):

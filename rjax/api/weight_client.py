@@ -12,7 +12,6 @@ from rjax.engine_channel.weight_file import WeightFile
 from rjax.errors import InvalidWeightsError
 from rjax.models import CheckpointError
 from rjax.models.adopting.mapping import NameMap, WeightMapping, flat_items
-from rjax.models.adopting.mappings import named_mapping
 from rjax.models.adopting.staged import staged_tensors, tensors_on_host
 
 _POLL_SECONDS = 0.01  # between two looks at whether running requests have finished
@@ -21,8 +20,8 @@ _POLL_SECONDS = 0.01  # between two looks at whether running requests have finis
 class WeightClient:
     """The methods of `WeightEngine` for asyncio.
 
-    To an engine in another process, arrays go through shared memory, as the tensors of a checkpoint
-    that the mapping finds in them.
+    To an engine in another process, arrays go through shared memory: as they are with a built-in
+    mapping, otherwise as the tensors that the mapping finds in them.
 
     Args:
         channel: the channel to the engine.
@@ -47,9 +46,10 @@ class WeightClient:
         """See `WeightEngine.start_weight_update`."""
         if isinstance(self._channel, ProcessChannel):
             try:
-                self._names, mapping = NameMap(named_mapping(mapping)), None
+                self._names = NameMap(None if isinstance(mapping, str) else mapping)
             except CheckpointError as error:
                 raise InvalidWeightsError(str(error)) from error
+            mapping = mapping if isinstance(mapping, str) else None
         await self._call("start_weight_update", partial=partial, mapping=mapping)
 
     async def add(self, items: Any) -> None:

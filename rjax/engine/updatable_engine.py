@@ -7,6 +7,7 @@ from rjax.batch.step_worker import StepWorker
 from rjax.closing import Closable
 from rjax.engine.protocol import Engine, RunningMode
 from rjax.engine.weight_updates import WeightUpdates
+from rjax.models import ModelConfig
 from rjax.models.adopting.mapping import WeightMapping
 from rjax.outputs import RequestOutput
 
@@ -14,10 +15,11 @@ from rjax.outputs import RequestOutput
 class UpdatableEngine(Closable, Engine):
     """An engine with `WeightUpdates`; see `WeightEngine` for the methods.
 
-    A subclass sets ``_weights``, ``_worker``, and ``_pending_outputs``, the outputs that `step`
-    returns next.
+    A subclass sets ``model_config``, ``_weights``, ``_worker``, and ``_pending_outputs``, the
+    outputs that `step` returns next.
     """
 
+    model_config: ModelConfig | None
     _weights: WeightUpdates
     _worker: StepWorker
     _pending_outputs: list[RequestOutput]
@@ -30,7 +32,7 @@ class UpdatableEngine(Closable, Engine):
         self, *, partial: bool = False, mapping: str | WeightMapping | None = None
     ) -> None:
         self._check_open()
-        self._weights.start(partial=partial, mapping=mapping)
+        self._weights.start(partial=partial, mapping=mapping, model=self.model_config)
 
     def add_weights(self, items: Any) -> None:
         self._check_open()

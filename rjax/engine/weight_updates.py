@@ -10,7 +10,7 @@ from rjax.engine.page_roots import PageRoots
 from rjax.engine.protocol import RunningMode
 from rjax.engine.scheduler import Scheduler
 from rjax.errors import EngineDeadError, InvalidWeightsError, without_frames
-from rjax.models import CheckpointError
+from rjax.models import CheckpointError, ModelConfig
 from rjax.models.adopting.mapping import NameMap, WeightMapping, flat_items
 from rjax.models.adopting.mappings import named_mapping
 from rjax.models.adopting.staged import StagedTensor, staged_tensors
@@ -78,7 +78,9 @@ class WeightUpdates:
             )
 
     @no_type_check  # user input is checked by hand, with readable messages
-    def start(self, *, partial: bool, mapping: str | WeightMapping | None) -> None:
+    def start(
+        self, *, partial: bool, mapping: str | WeightMapping | None, model: ModelConfig | None
+    ) -> None:
         """Begin an update; see `WeightEngine.start_weight_update`."""
         if self._open is not None:
             raise InvalidWeightsError(
@@ -87,7 +89,7 @@ class WeightUpdates:
         if not isinstance(partial, bool):
             raise InvalidWeightsError(f"partial is {partial!r}; it must be True or False")
         try:
-            self._open = _Transaction(partial, NameMap(named_mapping(mapping)))
+            self._open = _Transaction(partial, NameMap(named_mapping(mapping, model)))
         except CheckpointError as error:
             raise InvalidWeightsError(str(error)) from error
 
