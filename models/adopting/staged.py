@@ -107,7 +107,7 @@ def as_array(given: Any) -> jax.Array | np.ndarray:
         CheckpointError: it is no array, or its memory cannot be shared.
     """
     if isinstance(given, jax.Array):
-        if given.is_deleted():
+        if not isinstance(given, jax.core.Tracer) and given.is_deleted():
             raise CheckpointError("was deleted or donated; keep it until the update is finished")
         return given
     if isinstance(given, np.ndarray | np.generic):

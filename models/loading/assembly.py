@@ -161,7 +161,7 @@ class Assembly:
         """The leaves in order, or the weight, from the blocks of each tensor; traced."""
         if not self.parallel:
             made = self._made(list(map(_join_blocks, tensors, self.tensor_shardings)))
-            return tuple(map(jax.lax.with_sharding_constraint, made, self.shardings))
+            return tuple(map(constrained, made, self.shardings))
         spec = PartitionSpec(TENSOR_AXIS)
         own = jax.shard_map(
             self._made_by_device,
@@ -199,8 +199,7 @@ class Assembly:
             return tuple(arranged[leaf.name] for leaf in self.leaves)
         if not self.parallel:
             plain = {
-                leaf.name: jax.lax.with_sharding_constraint(plain[leaf.name], leaf.sharding)
-                for leaf in self.leaves
+                leaf.name: constrained(plain[leaf.name], leaf.sharding) for leaf in self.leaves
             }
         depth, dtype = self.dequantised.depth, self.dequantised.dtype
 
@@ -233,7 +232,15 @@ def _join_blocks(blocks: tuple[jax.Array, ...], sharding: NamedSharding) -> jax.
     if len(blocks) == 1:
         return blocks[0]
     joined = jnp.concatenate(blocks, 1)
-    return jax.lax.with_sharding_constraint(joined.reshape(-1, *joined.shape[2:]), sharding)
+    return constrained(joined.reshape(-1, *joined.shape[2:]), sharding)
+
+
+def constrained(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """The array with a sharding; traced. On one device it stays where it is, so that a program
+    over other devices may make it."""
+    if sharding.mesh.size == 1:
+        return array
+    return jax.lax.with_sharding_constraint(array, sharding)
 
 
 @functools.partial(

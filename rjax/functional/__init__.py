@@ -52,6 +52,7 @@ from rjax.functional.rollout import Rollout, rollout
 from rjax.functional.sampling import Sampled, sample
 from rjax.functional.setup import Setup, prepare
 from rjax.functional.state import DecodeState, fork, make_state, pages_needed
+from rjax.functional.trainer_weights import fuse_weights
 
 __all__ = [
     "DecodeState",
@@ -60,6 +61,7 @@ __all__ = [
     "Setup",
     "decode",
     "fork",
+    "fuse_weights",
     "make_state",
     "pages_needed",
     "prefill",

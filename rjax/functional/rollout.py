@@ -13,6 +13,8 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key
 from rjax.functional.rollout_loop import Drawing, LoopSizes, run_jobs
 from rjax.functional.scheduler import Jobs
 from rjax.functional.setup import Setup
+from rjax.functional.trainer_weights import prepared_weights
+from rjax.models.adopting.mapping import WeightMapping
 
 REFILL_SHARE = 64
 """Waiting samples start when one of this many rows is free, so that most steps start none."""
@@ -61,14 +63,15 @@ def rollout(
     tail_rows: Sequence[int] = (),
     num_pages: int | None = None,
     max_num_batched_tokens: int = _PREFILL_TOKENS,
+    mapping: str | WeightMapping | None = None,
 ) -> Rollout:
     """Sample each prompt ``samples`` times; its KV is stored once and read once per step.
 
     The function is pure: call it inside ``jax.jit`` with ``setup``, ``samples``,
-    ``max_new_tokens``, ``top_k``, ``top_p``, ``min_p`` and the sizes in the last four arguments
-    static. It can run under the caller's ``shard_map`` over prompts. A sample's random numbers
-    depend only on its prompt's key and its index in the group, so that its tokens are the same in
-    any row, at any time, with any other prompts, and on one device or several.
+    ``max_new_tokens``, ``top_k``, ``top_p``, ``min_p`` and the last five arguments static. It can
+    run under the caller's ``shard_map`` over prompts. A sample's random numbers depend only on its
+    prompt's key and its index in the group, so that its tokens are the same in any row, at any
+    time, with any other prompts, and on one device or several.
 
     With fewer ``rows`` than samples, rows are refilled: when samples have ended, the next ones
     start in their rows, in the order of the prompts, whose KV is computed when its first sample is
@@ -76,7 +79,8 @@ def rollout(
     of the longest sample times the number of samples.
 
     Args:
-        weights: pytree as ``prepare`` gives it; not copied.
+        weights: pytree as ``prepare`` gives it, which is not copied; or a trainer's own tree, of
+            which the loop uses what ``fuse_weights`` makes.
         prompts: token ids, right-padded with any value.
         lengths: tokens of each prompt, 1 to Q.
         keys: one key for each prompt.
@@ -101,10 +105,12 @@ def rollout(
             start again later and get the same tokens.
         max_num_batched_tokens: prompt tokens that are computed together: several short prompts, or
             a chunk of a long one.
+        mapping: the tensors that each array of a trainer's tree holds; see ``fuse_weights``.
 
     Raises:
         ValueError: prompt and output together can exceed ``setup.max_context``, or a size is out of
             range.
+        CheckpointError: see ``fuse_weights``.
     """
     A, Q = prompts.shape
     Z, J = max_new_tokens, prompts.shape[0] * samples
@@ -139,6 +145,7 @@ def rollout(
         top_p=top_p,
         min_p=min_p,
     )
+    weights = prepared_weights(setup, weights, mapping)
     out = run_jobs(setup, weights, jobs, drawing, sizes, Z)
     drawn = jnp.arange(Z) < out.lengths[:, None]
 

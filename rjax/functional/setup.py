@@ -4,6 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -23,6 +25,8 @@ class Setup:
 
     Attributes:
         graph: the model without its weights, as ``nnx.split`` gives it.
+        treedef: structure of the weights.
+        leaves: shape and dtype of each array of the weights, in order.
         config: shape of the model.
         backend: the attention kernels.
         page_size: tokens per page, S.
@@ -34,6 +38,8 @@ class Setup:
     """
 
     graph: nnx.GraphDef
+    treedef: jax.tree_util.PyTreeDef
+    leaves: tuple[tuple[tuple[int, ...], jnp.dtype], ...]
     config: ModelConfig
     backend: Backend
     page_size: int
@@ -151,8 +157,11 @@ def prepare(
         raise InvalidConfigError(
             f"kv_split_size is {kv_split_size}; it must be a multiple of page_size ({page_size})"
         )
+    leaves, treedef = jax.tree.flatten(weights)
     setup = Setup(
         graph=graph,
+        treedef=treedef,
+        leaves=tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves),
         config=config,
         backend=chosen,
         page_size=page_size,

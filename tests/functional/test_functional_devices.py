@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from rjax import functional
 from rjax.errors import InvalidConfigError
 from tests.functional.programs import prepared, prompts, tiny_model
+from tests.functional.test_trainer_weights import tensors
 
 assert jax.device_count() == 4
 tokens, lengths = prompts(4)
@@ -47,11 +48,24 @@ found = jax.jit(refilled)(jax.device_put(weights, NamedSharding(data, P())), tok
 np.testing.assert_array_equal(one.tokens, found.tokens)
 np.testing.assert_array_equal(one.lengths, found.lengths)
 
+# A trainer's tree is fused on each device, or over the mesh of the model.
+tree = {name: jax.numpy.asarray(array) for name, array in tensors().items()}
+fused = jax.jit(jax.shard_map(
+    functools.partial(functional.fuse_weights, setup), mesh=data, in_specs=P(), out_specs=P(),
+    check_vma=False,
+))(tree)
+want = functional.fuse_weights(setup, tree)
+jax.tree.map(np.testing.assert_array_equal, fused, want)
+
 # The devices share the KV heads of every sequence; with 4 devices, pairs have copies of one head.
 for devices in (2, 4):
     tensor = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
     setup, weights = prepared(mesh=tensor)
     assert setup.config.num_kv_heads == devices
+    on_mesh = jax.jit(functools.partial(functional.fuse_weights, setup))(tree)
+    for found, leaf in zip(jax.tree.leaves(on_mesh), jax.tree.leaves(weights), strict=True):
+        assert found.shape == leaf.shape and found.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
+    np.testing.assert_array_equal(on_mesh.embedding.weight[...], want.embedding.weight[...])
     rows = None if devices == 4 else 6
     cut = jax.jit(rollout(setup, rows))(weights, tokens, lengths, keys)
     np.testing.assert_array_equal(one.tokens, cut.tokens)

@@ -1,0 +1,88 @@
+"""The weights of a trainer's own model, as the functions of this package take them."""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from rjax.functional.setup import Setup
+from rjax.models.adopting.mapping import NameMap, WeightMapping, flat_items
+from rjax.models.adopting.mappings import named_mapping
+from rjax.models.adopting.plan import PlannedWeight, plan_update
+from rjax.models.adopting.program import KeptPart
+from rjax.models.adopting.staged import StagedTensor, staged_tensors
+from rjax.models.errors import CheckpointError
+
+
+def fuse_weights(setup: Setup, weights: Any, mapping: str | WeightMapping | None = None) -> Any:
+    """Make the pytree of ``prepare`` from a trainer's weights.
+
+    The function is pure: call it inside ``jax.jit``. Fused projections and arrays with other axes
+    or dtypes are copied. Names and shapes are checked when it is traced, and values are not.
+
+    Args:
+        setup: the model's static part, from ``prepare``.
+        weights: a nested mapping of arrays, such as ``flax.nnx.State`` or a dictionary; all of the
+            model's tensors.
+        mapping: the tensors that each array holds, see ``LLM.update_weights``; None where arrays
+            have the names and axes of a Hugging Face checkpoint.
+
+    Raises:
+        CheckpointError: a tensor is unknown, missing, or has the wrong shape or type.
+    """
+    staged = staged_tensors(flat_items(weights), NameMap(named_mapping(mapping)))
+    abstract = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in setup.leaves]
+    state = jax.tree.unflatten(setup.treedef, abstract)
+    plan = plan_update(
+        nnx.merge(setup.graph, state),
+        setup.config,
+        setup.mesh,
+        staged,
+        dict.fromkeys(staged, True),
+        partial=False,
+    )
+    made: dict[str, jax.Array] = {}
+    for weight in plan.weights:
+        made |= zip(weight.paths, _fused(weight, staged), strict=True)
+    variables, _ = jax.tree.flatten_with_path(
+        state, is_leaf=lambda node: isinstance(node, nnx.Variable)
+    )
+    paths = [".".join(str(key.key) for key in keys) for keys, _ in variables]
+    missing = [path for path in paths if path not in made]
+    if missing:
+        raise CheckpointError(f"the weights cannot be used: they lack {', '.join(missing[:3])}")
+    leaves = [
+        made[path].astype(dtype) for path, (_, dtype) in zip(paths, setup.leaves, strict=True)
+    ]
+    return jax.tree.unflatten(setup.treedef, leaves)
+
+
+def prepared_weights(setup: Setup, weights: Any, mapping: str | WeightMapping | None) -> Any:
+    """The weights as they are, if they have the structure of ``prepare``; else ``fuse_weights``."""
+    if jax.tree.structure(weights) == setup.treedef:
+        return weights
+    return fuse_weights(setup, weights, mapping)
+
+
+def _fused(weight: PlannedWeight, staged: dict[str, StagedTensor]) -> tuple[jax.Array, ...]:
+    """The arrays of one weight; traced."""
+    program = weight.program
+    blocks: list[jax.Array] = []
+    for source, block, names in zip(program.sources, program.blocks, weight.tensors, strict=True):
+        assert source is not None
+        assert not isinstance(source, KeptPart)
+        parts = [
+            part.read(staged[name].array, staged[name].layer)
+            for part, name in zip(source, names, strict=True)
+        ]
+        whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+        blocks.append(jnp.asarray(whole).astype(block.dtype).reshape(block.shape))
+    if program.assembly is None:
+        return (blocks[0],)
+    remaining = iter(blocks)
+    tensors = (
+        tuple(itertools.islice(remaining, len(of_tensor))) for of_tensor in program.assembly.blocks
+    )
+    return program.assembly.trace(tuple(tensors))
