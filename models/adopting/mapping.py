@@ -77,13 +77,13 @@ class NameMap:
     """Finds the tensors that an array holds.
 
     Args:
-        mapping: the mapping; None where arrays have the names and axes of tensors.
+        mapping: the `WeightMapping`; None where arrays have the names and axes of tensors.
 
     Raises:
         CheckpointError: it is no mapping.
     """
 
-    def __init__(self, mapping: WeightMapping | None) -> None:
+    def __init__(self, mapping: Any) -> None:
         self._find: Callable[[str], list[NamedReading]]
         if mapping is None:
             self._find = lambda name: [(name, None)]
@@ -120,7 +120,7 @@ class NameMap:
 class TableLookup:
     """Finds the targets of a name in a table."""
 
-    def __init__(self, table: Mapping[str, Targets]) -> None:
+    def __init__(self, table: Mapping[str, Any]) -> None:
         self._exact = {name: targets for name, targets in table.items() if "*" not in name}
         self._patterns = [
             (re.compile(re.escape(name).replace(r"\*", r"(\d+)") + r"\Z"), targets)

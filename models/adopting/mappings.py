@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rjax.models.adopting.easydel import easydel
-from rjax.models.adopting.mapping import TableLookup, Targets, WeightMapping
+from rjax.models.adopting.mapping import TableLookup, Targets
 from rjax.models.adopting.maxtext import maxtext
 from rjax.models.adopting.tunix import tunix
 from rjax.models.config import ModelConfig
@@ -19,7 +19,7 @@ MAPPINGS: dict[str, Callable[[ModelConfig], dict[str, Targets]]] = {
 _WRAPPERS = ("params.", "base.")  # collections of Flax, and the module that MaxText gives to Tunix
 
 
-def named_mapping(mapping: Any, config: ModelConfig | None) -> WeightMapping | None:
+def named_mapping(mapping: Any, config: ModelConfig | None) -> Any:
     """The mapping of a name, for a model; others as they are.
 
     Raises:

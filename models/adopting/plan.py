@@ -105,7 +105,7 @@ def plan_update(
         tied = head, embedding
     raise_problems(
         [
-            f"{staged[name].source} is the tensor {name}, which {config.architecture} does not use"
+            f"{staged[name].named(name)} is no tensor of {config.architecture}, or not of this size"
             for name in sorted(others)
         ]
     )
@@ -114,7 +114,7 @@ def plan_update(
         [
             *_wrong_shapes(known, allowed),
             *(
-                f"{tensor.source} has the type {tensor.type}; {name} takes "
+                f"{tensor.named(name)} has the type {tensor.type}; the model takes "
                 f"{' or '.join(types[name])}"
                 for name, tensor in known.items()
                 if tensor.type not in types[name]
@@ -180,7 +180,7 @@ def _wrong_shapes(
         if tensor.shape in allowed[name]:
             continue
         problem = (
-            f"{tensor.source} gives {name} the shape {tensor.shape}; this model has "
+            f"{tensor.named(name)} has the shape {tensor.shape}; this model has "
             f"{' or '.join(map(str, allowed[name]))}"
         )
         if tensor.shape[::-1] in allowed[name]:

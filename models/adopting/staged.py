@@ -36,6 +36,10 @@ class StagedTensor:
     shape: tuple[int, ...]
     type: str
 
+    def named(self, name: str) -> str:
+        """The trainer's name of the array, and that of the tensor if it is another."""
+        return name if name == self.source else f"{self.source} ({name})"
+
     @property
     def size(self) -> int:
         """Bytes of the tensor."""
