@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from rjax.models.adopting.mapping import NameMap, apply_transform
 from rjax.models.adopting.reading import Reading
@@ -111,7 +112,7 @@ def as_array(given: Any) -> jax.Array | np.ndarray:
         CheckpointError: it is no array, or its memory cannot be shared.
     """
     if isinstance(given, jax.Array):
-        if not isinstance(given, jax.core.Tracer) and given.is_deleted():
+        if not isinstance(given, Tracer) and given.is_deleted():
             raise CheckpointError("was deleted or donated; keep it until the update is finished")
         return given
     if isinstance(given, np.ndarray | np.generic):

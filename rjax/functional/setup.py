@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -39,7 +39,7 @@ class Setup:
 
     graph: nnx.GraphDef
     treedef: jax.tree_util.PyTreeDef
-    leaves: tuple[tuple[tuple[int, ...], jnp.dtype], ...]
+    leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
     config: ModelConfig
     backend: Backend
     page_size: int
@@ -161,7 +161,7 @@ def prepare(
     setup = Setup(
         graph=graph,
         treedef=treedef,
-        leaves=tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves),
+        leaves=tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves),
         config=config,
         backend=chosen,
         page_size=page_size,

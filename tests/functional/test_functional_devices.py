@@ -64,7 +64,8 @@ for devices in (2, 4):
     assert setup.config.num_kv_heads == devices
     on_mesh = jax.jit(functools.partial(functional.fuse_weights, setup))(tree)
     for found, leaf in zip(jax.tree.leaves(on_mesh), jax.tree.leaves(weights), strict=True):
-        assert found.shape == leaf.shape and found.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
+        assert found.shape == leaf.shape
+        assert found.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
     np.testing.assert_array_equal(on_mesh.embedding.weight[...], want.embedding.weight[...])
     rows = None if devices == 4 else 6
     cut = jax.jit(rollout(setup, rows))(weights, tokens, lengths, keys)

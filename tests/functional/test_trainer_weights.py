@@ -65,21 +65,21 @@ def tensors():
 
 def trainer_tree():
     """The tensors as a trainer's nested tree, transposed and with heads in axes of their own."""
-    table = {
-        re.compile(re.escape(target[0] if isinstance(target, tuple) else target)
-                   .replace(r"\*", r"(\d+)")): name
-        for name, target in MAPPING.items() if target is not None
-    }  # fmt: skip
+    table = []
+    for name, target in MAPPING.items():
+        tensor = target[0] if isinstance(target, tuple) else target
+        if tensor is not None:
+            table.append((re.compile(re.escape(tensor).replace(r"\*", r"(\d+)")), name))
     tree: dict = {"step": np.zeros((), np.int32)}
     for tensor, array in tensors().items():
-        ((name, found),) = [(n, m) for p, n in table.items() if (m := p.fullmatch(tensor))]
+        ((name, found),) = [(n, m) for p, n in table if (m := p.fullmatch(tensor))]
         if name[-1] in "qkv":
             array = array.T.reshape(32, -1, 8)
         elif name.endswith(".o"):
             array = array.T.reshape(4, 8, 32)
         elif name.rsplit(".")[-1] in ("gate", "up", "down"):
             array = array.T
-        *path, last = name.replace("*", *found.groups() or "*").split(".")
+        *path, last = name.replace("*", "".join(found.groups())).split(".")
         node = tree
         for key in path:
             node = node.setdefault(key, {})
