@@ -38,7 +38,7 @@ class Setup:
     """
 
     graph: nnx.GraphDef
-    treedef: jax.tree_util.PyTreeDef
+    treedef: Any
     leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
     config: ModelConfig
     backend: Backend
