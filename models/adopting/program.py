@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int32
 
 from rjax.models.adopting.reading import Reading
-from rjax.models.loading.assembly import Assembly
+from rjax.models.loading.assembly import Assembly, constrained
 from rjax.models.loading.pieces import View
 
 
@@ -117,7 +117,7 @@ class AdoptProgram:
         if self.assembly is None:
             return (jnp.copy(made[0]),)
         split = iter(
-            jax.lax.with_sharding_constraint(array, block.sharding)
+            constrained(array, block.sharding)
             for array, block in zip(made, self.blocks, strict=True)
         )
         return self.assembly.trace(

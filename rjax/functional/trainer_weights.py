@@ -1,6 +1,5 @@
 """The weights of a trainer's own model, as the functions of this package take them."""
 
-import itertools
 from typing import Any
 
 import jax
@@ -10,9 +9,8 @@ from flax import nnx
 from rjax.functional.setup import Setup
 from rjax.models.adopting.mapping import NameMap, WeightMapping, flat_items
 from rjax.models.adopting.mappings import named_mapping
-from rjax.models.adopting.plan import PlannedWeight, plan_update
-from rjax.models.adopting.program import KeptPart
-from rjax.models.adopting.staged import StagedTensor, staged_tensors
+from rjax.models.adopting.plan import plan_update
+from rjax.models.adopting.staged import staged_tensors
 from rjax.models.errors import CheckpointError
 
 
@@ -32,7 +30,7 @@ def fuse_weights(setup: Setup, weights: Any, mapping: str | WeightMapping | None
     Raises:
         CheckpointError: a tensor is unknown, missing, or has the wrong shape or type.
     """
-    staged = staged_tensors(flat_items(weights), NameMap(named_mapping(mapping)))
+    staged = staged_tensors(flat_items(weights), NameMap(named_mapping(mapping, setup.config)))
     abstract = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in setup.leaves]
     state = jax.tree.unflatten(setup.treedef, abstract)
     plan = plan_update(
@@ -45,7 +43,10 @@ def fuse_weights(setup: Setup, weights: Any, mapping: str | WeightMapping | None
     )
     made: dict[str, jax.Array] = {}
     for weight in plan.weights:
-        made |= zip(weight.paths, _fused(weight, staged), strict=True)
+        tensors = [staged[name] for names in weight.tensors for name in names]
+        arrays = tuple(jnp.asarray(tensor.array) for tensor in tensors)
+        indices = jnp.asarray([(*tensor.index, 0, 0)[:2] for tensor in tensors], jnp.int32)
+        made |= zip(weight.paths, weight.program.trace(arrays, indices, ()), strict=True)
     variables, _ = jax.tree.flatten_with_path(
         state, is_leaf=lambda node: isinstance(node, nnx.Variable)
     )
@@ -64,25 +65,3 @@ def prepared_weights(setup: Setup, weights: Any, mapping: str | WeightMapping | 
     if jax.tree.structure(weights) == setup.treedef:
         return weights
     return fuse_weights(setup, weights, mapping)
-
-
-def _fused(weight: PlannedWeight, staged: dict[str, StagedTensor]) -> tuple[jax.Array, ...]:
-    """The arrays of one weight; traced."""
-    program = weight.program
-    blocks: list[jax.Array] = []
-    for source, block, names in zip(program.sources, program.blocks, weight.tensors, strict=True):
-        assert source is not None
-        assert not isinstance(source, KeptPart)
-        parts = [
-            part.read(staged[name].array, staged[name].layer)
-            for part, name in zip(source, names, strict=True)
-        ]
-        whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-        blocks.append(jnp.asarray(whole).astype(block.dtype).reshape(block.shape))
-    if program.assembly is None:
-        return (blocks[0],)
-    remaining = iter(blocks)
-    tensors = (
-        tuple(itertools.islice(remaining, len(of_tensor))) for of_tensor in program.assembly.blocks
-    )
-    return program.assembly.trace(tuple(tensors))

@@ -45,7 +45,7 @@ def test_a_rollout_lowers_for_cuda():
         page_size=setup.page_size,
     )
     setup = dataclasses.replace(setup, backend=kernels)
-    run = functools.partial(functional.rollout, setup, samples=16, max_new_tokens=32)
+    run = functools.partial(functional.rollout, setup, samples=16, max_new_tokens=32, rows=8)
     tokens, lengths = prompts(2, longest=200)
     keys = jax.random.split(jax.random.key(0), 2)
     traced = jax.jit(run).trace(weights, tokens, lengths, keys)

@@ -34,18 +34,19 @@ FOLDER_CONFIG = {
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
 }
+# Names and axes of Tunix's Llama, and a number that is no tensor.
 MAPPING = {
-    "embedder": ("model.embed_tokens.weight", "V D -> V D"),
-    "layers.*.q": ("model.layers.*.self_attn.q_proj.weight", "D N H -> (N H) D"),
-    "layers.*.k": ("model.layers.*.self_attn.k_proj.weight", "D N H -> (N H) D"),
-    "layers.*.v": ("model.layers.*.self_attn.v_proj.weight", "D N H -> (N H) D"),
-    "layers.*.o": ("model.layers.*.self_attn.o_proj.weight", "N H D -> D (N H)"),
-    "layers.*.gate": ("model.layers.*.mlp.gate_proj.weight", "D F -> F D"),
-    "layers.*.up": ("model.layers.*.mlp.up_proj.weight", "D F -> F D"),
-    "layers.*.down": ("model.layers.*.mlp.down_proj.weight", "F D -> D F"),
-    "layers.*.norms.before": "model.layers.*.input_layernorm.weight",
-    "layers.*.norms.after": "model.layers.*.post_attention_layernorm.weight",
-    "norm": "model.norm.weight",
+    "embedder.input_embedding": ("model.embed_tokens.weight", "V D -> V D"),
+    "layers.*.attn.q_proj.w": ("model.layers.*.self_attn.q_proj.weight", "D N H -> (N H) D"),
+    "layers.*.attn.k_proj.w": ("model.layers.*.self_attn.k_proj.weight", "D N H -> (N H) D"),
+    "layers.*.attn.v_proj.w": ("model.layers.*.self_attn.v_proj.weight", "D N H -> (N H) D"),
+    "layers.*.attn.o_proj.w": ("model.layers.*.self_attn.o_proj.weight", "N H D -> D (N H)"),
+    "layers.*.mlp.gate_proj.kernel": ("model.layers.*.mlp.gate_proj.weight", "D F -> F D"),
+    "layers.*.mlp.up_proj.kernel": ("model.layers.*.mlp.up_proj.weight", "D F -> F D"),
+    "layers.*.mlp.down_proj.kernel": ("model.layers.*.mlp.down_proj.weight", "F D -> D F"),
+    "layers.*.input_layernorm.w": "model.layers.*.input_layernorm.weight",
+    "layers.*.post_attention_layernorm.w": "model.layers.*.post_attention_layernorm.weight",
+    "final_norm.w": "model.norm.weight",
     "step": None,
 }
 
@@ -73,11 +74,11 @@ def trainer_tree():
     tree: dict = {"step": np.zeros((), np.int32)}
     for tensor, array in tensors().items():
         ((name, found),) = [(n, m) for p, n in table if (m := p.fullmatch(tensor))]
-        if name[-1] in "qkv":
+        if name.endswith(("q_proj.w", "k_proj.w", "v_proj.w")):
             array = array.T.reshape(32, -1, 8)
-        elif name.endswith(".o"):
+        elif name.endswith("o_proj.w"):
             array = array.T.reshape(4, 8, 32)
-        elif name.rsplit(".")[-1] in ("gate", "up", "down"):
+        elif name.endswith("kernel"):
             array = array.T
         *path, last = name.replace("*", "".join(found.groups())).split(".")
         node = tree
@@ -95,7 +96,10 @@ def test_a_fused_tree_is_the_loaded_checkpoint(tmp_path):
     fuse = jax.jit(functional.fuse_weights, static_argnums=0)
     by_name = fuse(setup, jax.tree.map(jnp.asarray, tensors()))
     mapped = jax.jit(lambda tree: functional.fuse_weights(setup, tree, MAPPING))(trainer_tree())
-    for found in (by_name, mapped):
+    tree = trainer_tree()
+    del tree["step"]
+    named = jax.jit(lambda tree: functional.fuse_weights(setup, tree, "tunix"))(tree)
+    for found in (by_name, mapped, named):
         assert jax.tree.structure(found) == jax.tree.structure(want)
         for got, leaf in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
             assert got.dtype == leaf.dtype
@@ -125,7 +129,7 @@ def test_a_tree_that_does_not_fit_is_refused():
         functional.fuse_weights(setup, given)
     tokens, lengths = prompts(2)
     keys = jax.random.split(jax.random.key(0), 2)
-    with pytest.raises(CheckpointError, match=r"embedder is the tensor embedder, which"):
+    with pytest.raises(CheckpointError, match=r"embedder\.input_embedding is no tensor"):
         functional.rollout(
             setup, trainer_tree(), tokens, lengths, keys, samples=2, max_new_tokens=3
         )
