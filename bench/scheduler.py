@@ -55,6 +55,7 @@ class HostOnlyWorker:
     """A worker that packs every step as for a GPU but does not run it; every token is 1."""
 
     num_host_pages = 0
+    num_host_states = 0
     num_decode_steps = 1
 
     def __init__(self, limits: StepLimits, window: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Copies of pages that run before a step."""
+"""Copies of pages and states that run before a step."""
 
 import dataclasses
 
@@ -27,14 +27,50 @@ class SwapIn:
     pages: list[int]
 
 
-type PageOperation = CopyPages | SwapOut | SwapIn
+@dataclasses.dataclass(frozen=True, slots=True)
+class SwapOutState:
+    """Copy the state of a sequence to a host slot for states.
+
+    Attributes:
+        page: its state page; None copies none.
+        slot: its sampler slot, whose tail is copied; None copies none.
+        host_slot: the host slot.
+    """
+
+    page: int | None
+    slot: int | None
+    host_slot: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SwapInState:
+    """Copy a host slot for states to the device.
+
+    Attributes:
+        host_slot: the host slot.
+        page: state page that is filled; None if the host slot has none.
+        slot: sampler slot whose tail is filled; None if the host slot has none.
+    """
+
+    host_slot: int
+    page: int | None
+    slot: int | None
+
+
+type KvOperation = CopyPages | SwapOut | SwapIn
+type StateOperation = SwapOutState | SwapInState
+type PageOperation = KvOperation | StateOperation
 
 
 class PageOperations:
-    """Collects the operations of a step and merges them as far as their order allows."""
+    """Collects the operations of a step, and merges those of KV pages as far as their order allows.
+
+    Those of states follow: they share no memory with the others.
+    """
 
     def __init__(self) -> None:
-        self._list: list[PageOperation] = []
+        self._list: list[KvOperation] = []
+        self._states: list[StateOperation] = []
         self._written: set[int] = set()  # pages that the last operation writes
 
     def copy(self, source: int, target: int) -> None:
@@ -68,7 +104,12 @@ class PageOperations:
             self._written.clear()
         self._written.update(pages)
 
+    def swap_state(self, operation: StateOperation) -> None:
+        """Copy a state."""
+        self._states.append(operation)
+
     def take(self) -> list[PageOperation]:
         """The operations since the last call, in order."""
-        taken, self._list = self._list, []
+        taken = [*self._list, *self._states]
+        self._list, self._states = [], []
         return taken

@@ -22,6 +22,23 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class SavedState:
+    """What of a swapped sequence's state is on the host.
+
+    Attributes:
+        num_computed: tokens that were computed; its state is that of their last full page.
+        has_page: whether its state page was saved. Otherwise it stayed cached, or there is none.
+        has_tail: whether the tail of its slot was saved: some tokens follow the last full page.
+        host_slot: host slot of both; None if there is none.
+    """
+
+    num_computed: int
+    has_page: bool
+    has_tail: bool
+    host_slot: int | None = None
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Sequence:
     """Tokens, pages and progress of one sequence.
@@ -67,6 +84,7 @@ class Sequence:
         num_registered: leading pages in the prefix cache under the keys of this sequence.
         host_slots: host slots of its saved pages, by (page group, page number), while swapped.
         num_saved: tokens that were stored, while swapped.
+        saved_state: its saved state, while swapped; None of a model without states.
         group_pages: pages freed when it was preempted with its siblings; 0 once one has resumed.
         arrival_time: time of its request's arrival, by ``time.monotonic``.
         first_scheduled_time, first_token_time, last_token_time: times of these events, by
@@ -117,6 +135,7 @@ class Sequence:
     num_registered: int = 0
     host_slots: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
     num_saved: int = 0
+    saved_state: SavedState | None = None
     group_pages: int = 0
     arrival_time: float = 0.0
     first_scheduled_time: float | None = None

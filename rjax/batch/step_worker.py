@@ -26,11 +26,18 @@ class StatePoolSize:
         num_states: number of state pages.
         state_bytes: bytes of one over all layers.
         snapshot_pages: pages of tokens between two snapshots.
+        tail_bytes: bytes over all layers of what a slot has of the tokens since a page's end.
     """
 
     num_states: int
     state_bytes: int
     snapshot_pages: int
+    tail_bytes: int
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of a swapped sequence's state and tail."""
+        return self.state_bytes + self.tail_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,11 +66,13 @@ class StepWorker(Protocol):
     Attributes:
         pool: size of the KV pool.
         num_host_pages: pages of host memory for swapped sequences.
+        num_host_states: swapped sequences whose states host memory holds.
         num_decode_steps: decode steps of one program at most.
     """
 
     pool: PoolSize
     num_host_pages: int
+    num_host_states: int
     num_decode_steps: int
 
     @property

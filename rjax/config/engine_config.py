@@ -128,8 +128,9 @@ class CacheSettings:
         enable_prefix_caching: keep the KV of finished requests for prompts with the same prefix.
         swap_space: page-locked host memory for the KV of preempted sequences: a number of GiB, or a
             text with a unit such as "512MiB"; 0 never swaps. The default is 4 GiB, or half of the
-            host's memory if that is less. The memory is allocated as it is used. On a GPU, XLA
-            allocates at most 64 GiB unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set.
+            host's memory if that is less. Half of it at most is for states of linear attention. The
+            memory is allocated as it is used. On a GPU, XLA allocates at most 64 GiB unless
+            XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set.
         preemption: what happens to the KV of a preempted sequence: "swap" copies it to host memory
             while there is space, "recompute" computes it again, "auto" takes the cheaper one by a
             cost model. The tokens are the same.

@@ -12,6 +12,7 @@ from typing import no_type_check
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
+from rjax.batch.page_operations import PageOperation
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_worker import StepWorker
 from rjax.batch.token_mask import TokenMask
@@ -77,11 +78,11 @@ class LLMEngine(UpdatableEngine):
             limits=parts.limits,
             max_pages=-(-self.max_model_len // self._page_size),
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            pool=pool,
             host=HostPool(self._worker.num_host_pages),
             cost=PreemptionCost(config.cache.preemption, self._worker.measure_page_seconds()),
-            windows=pool.windows,
             states=states,
-            snapshot_pages=pool.states.snapshot_pages if pool.states else 1,
+            host_states=HostPool(self._worker.num_host_states),
         )
         self._held = HeldRequests(self._scheduler, self._worker.is_ready)
         self._roots = PageRoots(parts.identity)
@@ -264,9 +265,7 @@ class LLMEngine(UpdatableEngine):
         automatic = most > 1 and self.config.scheduler.num_decode_steps == "auto"
         for count in range(1, most + 1):
             schedule = self._scheduler.schedule()
-            if schedule.operations:
-                self._worker.move(schedule.operations)
-                self._stats.count_operations(schedule.operations)
+            self._move(schedule.operations)
             failed = self._admit(schedule.admitted)
             if not schedule.scheduled:
                 self._end_failed(failed)
@@ -284,6 +283,11 @@ class LLMEngine(UpdatableEngine):
             if not step.is_queued:
                 return count
         return most
+
+    def _move(self, operations: list[PageOperation]) -> None:
+        if operations:
+            self._worker.move(operations)
+            self._stats.count_operations(operations)
 
     def abort_request(self, request_id: str) -> None:
         self._held.release(request_id)
@@ -322,7 +326,7 @@ class LLMEngine(UpdatableEngine):
             self._scheduler,
             self._blocks,
             self.pinned_pages(),
-            self._worker.pool.num_pages,
+            self._worker.pool,
             num_held=self._held.num_sequences,
         )
 
@@ -369,6 +373,7 @@ class LLMEngine(UpdatableEngine):
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
     ) -> NamedPrefix:
         self._check_open()
+        self._move(self._scheduler.take_operations())  # before pages are written
         return self._prefixes.load(
             path, name, cache_salt, self._salted_root(cache_salt), self._worker
         )

@@ -24,8 +24,9 @@ class PreemptionCost:
     operation_seconds: float = 1e-3
     token_seconds: float = 0.0
 
-    def choose(self, *, pages: int, tokens: int, has_siblings: bool) -> PreemptionChoice:
-        """The choice for a sequence with ``pages`` pages of its own, which hold ``tokens`` tokens.
+    def choose(self, *, pages: float, tokens: int, has_siblings: bool) -> PreemptionChoice:
+        """The choice for a sequence with the bytes of ``pages`` pages of its own, without which
+        ``tokens`` tokens have to be computed again.
 
         Pages with other owners stay on the device in both cases. A sequence with live siblings is
         swapped: recomputation finds only the full pages of its siblings in the cache.

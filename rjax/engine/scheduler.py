@@ -6,10 +6,11 @@ import numpy as np
 from jaxtyping import Int
 
 from rjax.batch.page_hash import PageHashes
-from rjax.batch.page_operations import PageOperations
+from rjax.batch.page_operations import PageOperation, PageOperations
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_limits import StepLimits
+from rjax.batch.step_worker import PoolSize
 from rjax.engine.fair_shares import FairShares
 from rjax.engine.pages.block_manager import BlockManager
 from rjax.engine.pages.filler import PageFiller
@@ -19,6 +20,7 @@ from rjax.engine.pages.matcher import PrefixMatch, PrefixMatcher
 from rjax.engine.pages.registrar import PageRegistrar
 from rjax.engine.pages.state_pages import StatePages
 from rjax.engine.pages.state_pool import StatePool
+from rjax.engine.pages.state_swapper import StateSwapper
 from rjax.engine.pages.swapper import Swapper
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.schedule import Schedule, StepBuilder
@@ -47,11 +49,11 @@ class Scheduler:
         limits: limits of a step.
         max_pages: maximum number of pages of one sequence.
         enable_prefix_caching: keep pages of finished sequences for later prompts.
+        pool: size of the pool; says which page groups there are, and the distance of snapshots.
         host: pages of the host; None for no swapping.
         cost: cost model of preemption; None for the default.
-        windows: window of each page group, in tokens; None for full attention.
         states: state pages of the layers that have a state in place of KV; None without such.
-        snapshot_pages: pages between two snapshots of the states.
+        host_states: slots of the host for states; None for no swapping.
 
     Attributes:
         waiting, running, swapped: the queues, each in order; every live sequence is in one.
@@ -68,14 +70,14 @@ class Scheduler:
         limits: StepLimits,
         max_pages: int,
         enable_prefix_caching: bool,
+        pool: PoolSize,
         host: HostPool | None = None,
         cost: PreemptionCost | None = None,
-        windows: tuple[int | None, ...] = (None,),
         states: StatePool | None = None,
-        snapshot_pages: int = 1,
+        host_states: HostPool | None = None,
     ) -> None:
         self.blocks = blocks
-        self.host = host or HostPool(0)
+        self.host, self.host_states = host or HostPool(0), host_states or HostPool(0)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.swapped: list[Sequence] = []
@@ -83,21 +85,24 @@ class Scheduler:
         self.num_preemptions = 0
         self.holds_new = False
         self.page_tables: Int[np.ndarray, "groups slots M"] = np.zeros(
-            (len(windows) + (states is not None), limits.num_slots, max_pages), np.int32
+            (len(pool.windows) + (states is not None), limits.num_slots, max_pages), np.int32
         )
-        self.states = None
-        if states is not None:
-            table = self.page_tables[-1]
-            self.states = StatePages(states, table, snapshot_pages, enable_prefix_caching)
-        of_groups = self.page_tables[: len(windows)]
-        self._groups = make_groups(blocks, windows, of_groups, self.states)
+        self._operations = PageOperations()
+        self.states = swapper = None
+        if states is not None and pool.states is not None:
+            stride = pool.states.snapshot_pages
+            self.states = StatePages(states, self.page_tables[-1], stride, enable_prefix_caching)
+            swapper = StateSwapper(self.states, self.host_states, pool.states, self._operations)
+        of_groups = self.page_tables[: len(pool.windows)]
+        self._groups = make_groups(blocks, pool.windows, of_groups, self.states)
         self._matcher = PrefixMatcher(self._groups, self.host, enable_prefix_caching)
         self._registrar = PageRegistrar(blocks, enable_prefix_caching, self.states)
         self._limits, self._caching = limits, enable_prefix_caching
         self._shares = FairShares(limits.max_num_seqs)
         self._slots = list(range(limits.num_slots - 1, -1, -1))
-        self._operations = PageOperations()
-        self._swapper = Swapper(blocks, self.host, self.cost, self._operations, self._groups)
+        self._swapper = Swapper(
+            blocks, self.host, self.cost, self._operations, self._groups, pool.page_bytes, swapper
+        )
 
     @property
     def num_swaps(self) -> int:
@@ -125,6 +130,10 @@ class Scheduler:
         self._schedule_running(step)
         admitted = self._admit(step)
         return Schedule(step.items, admitted, self._operations.take())
+
+    def take_operations(self) -> list[PageOperation]:
+        """Page operations of sequences that were preempted since the last step was planned."""
+        return self._operations.take()
 
     def finish(self, sequence: Sequence) -> None:
         """Remove a sequence and free its pages, slots and host memory."""
@@ -325,10 +334,10 @@ class Scheduler:
         sequence.num_borrowed = borrowed
         sequence.num_registered = registered
         sequence.num_stored = stored
-        computed = stored if match.num_states is None else match.num_states * S
+        computed = stored if match.num_computed is None else match.num_computed
         sequence.num_computed = min(computed, sequence.num_tokens - 1)
-        if self.states is not None:
-            self.states.start(sequence, match.num_states or 0, branch=stored // S)
+        if (swapper := self._swapper.states) is not None:
+            swapper.start(sequence, match.saved_state, computed // S, branch=stored // S)
         self._groups.start(sequence, held)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed

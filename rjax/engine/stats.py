@@ -5,6 +5,7 @@ import time
 
 from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.batch.sequence import Sequence
+from rjax.batch.step_worker import PoolSize
 from rjax.engine.pages.block_manager import BlockManager
 from rjax.engine.request_stats import RequestStats
 from rjax.engine.scheduler import Scheduler
@@ -154,7 +155,7 @@ class EngineStats:
         scheduler: Scheduler,
         blocks: BlockManager,
         pinned: list[int],
-        num_pages: int,
+        pool: PoolSize,
         *,
         num_held: int,
     ) -> "EngineStats":
@@ -164,7 +165,7 @@ class EngineStats:
             scheduler: the engine's scheduler.
             blocks: its pool.
             pinned: pages of shared prefixes, once for each that holds them.
-            num_pages: number of pages in the pool.
+            pool: its size.
             num_held: sequences that the scheduler does not have yet.
         """
         return dataclasses.replace(
@@ -174,10 +175,11 @@ class EngineStats:
             preemptions=scheduler.num_preemptions,
             swaps=scheduler.num_swaps,
             num_swapped=len(scheduler.swapped),
-            host_bytes_used=scheduler.host.num_used * self.page_bytes,
+            host_bytes_used=scheduler.host.num_used * self.page_bytes
+            + (scheduler.host_states.num_used * pool.states.host_bytes if pool.states else 0),
             kv_bytes_cached=blocks.counts().cached * self.page_bytes,
             kv_bytes_pinned=len(set(pinned)) * self.page_bytes,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + num_held,
-            kv_bytes_total=num_pages * self.page_bytes,
+            kv_bytes_total=pool.num_pages * self.page_bytes,
         )

@@ -15,7 +15,7 @@ from jaxtyping import Int, UInt8, UInt32
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
-from rjax.batch.page_operations import PageOperation
+from rjax.batch.page_operations import PageOperation, SwapInState, SwapOutState
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence as TokenSequence
 from rjax.batch.step_readout import StepReadout
@@ -33,7 +33,8 @@ from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.uses import step_kernels
 from rjax.worker.pages.mover import PageMover
 from rjax.worker.pages.pools import page_shape
-from rjax.worker.pages.sizing import num_host_pages, size_pool
+from rjax.worker.pages.sizing import host_room, size_pool
+from rjax.worker.pages.state_mover import StateMover
 from rjax.worker.pages.states import read_state, write_state
 from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.programs.cache import CompiledPrograms, open_store
@@ -67,8 +68,8 @@ class Worker(StepWorker):
 
     It puts its parts together and keeps their order: `ShapeTable` chooses the step shape,
     `StepRunner` dispatches programs, `MultiStepQueue` holds decode steps back, `DeviceState` owns
-    the arrays, `PageMover` copies pages. Queued steps are dispatched before anything else uses the
-    device state.
+    the arrays, `PageMover` copies pages and `StateMover` states. Queued steps are dispatched before
+    anything else uses the device state.
 
     Args:
         loaded: the model.
@@ -170,7 +171,7 @@ class Worker(StepWorker):
         self._runner = StepRunner(leaves, compiled, mesh, model.vocab_size, layouts)
         self._background: BackgroundWarmup | None = None
         self._queue = MultiStepQueue(self._runner, self._state, number, self._policy)
-        self.num_host_pages = num_host_pages(config.cache, self.pool)
+        self.num_host_pages, self.num_host_states = host_room(config.cache, self.pool)
         self._mover = PageMover(
             num_pages=self.pool.num_pages,
             shape=page_shape(model, groups, page_size),
@@ -179,6 +180,7 @@ class Worker(StepWorker):
             dtype=kv_dtype,
             mesh=mesh,
         )
+        self._state_mover = StateMover(self.num_host_states, mesh)
 
     @property
     def num_compiled(self) -> int:
@@ -260,7 +262,10 @@ class Worker(StepWorker):
 
     def move(self, operations: list[PageOperation]) -> None:
         self._queue.flush()
-        self._state.set_pools(self._mover.run(self._state.pools, operations))
+        of_states = [each for each in operations if isinstance(each, SwapOutState | SwapInState)]
+        of_kv = [each for each in operations if not isinstance(each, SwapOutState | SwapInState)]
+        self._state.set_pools(self._mover.run(self._state.pools, of_kv))
+        self._state.set_states(self._state_mover.run(self._state.arrays.states, of_states))
 
     def measure_page_seconds(self) -> float:
         return self._mover.page_seconds()
@@ -279,8 +284,7 @@ class Worker(StepWorker):
 
     def write_state(self, page: int, data: UInt8[np.ndarray, " X"]) -> None:
         self._queue.flush()
-        states = write_state(self._state.arrays.states, page, data)
-        self._state.arrays = dataclasses.replace(self._state.arrays, states=states)
+        self._state.set_states(write_state(self._state.arrays.states, page, data))
 
     def is_ready(self, sequence: TokenSequence) -> bool:
         background = self._background
@@ -332,7 +336,8 @@ class Worker(StepWorker):
             self._runner.programs,
             keys,
             math.inf if padding_is_cheap else _CPU_PADDING,
-            copies=self._mover.programs(shapes_of(self._state.pools)),
+            copies=self._mover.programs(shapes_of(self._state.pools))
+            + self._state_mover.programs(shapes_of(self._state.arrays.states)),
             start_lanes=self._start_lanes,
             progress=self._progress,
         )
@@ -343,6 +348,7 @@ class Worker(StepWorker):
         self._queue.flush()
         run_empty_steps(self._runner, self._state, self.shapes, modes)
         self._state.set_pools(self._mover.warmup(self._state.pools))
+        self._state.set_states(self._state_mover.warmup(self._state.arrays.states))
         if self._policy is None:
             return
         keys = short_multi_step_keys(

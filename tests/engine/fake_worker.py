@@ -11,7 +11,7 @@ import numpy as np
 
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_hash import root_key
-from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.batch.page_operations import CopyPages, SwapIn, SwapInState, SwapOut, SwapOutState
 from rjax.batch.step_limits import StepLimits, step_limits
 from rjax.batch.step_readout import HostLogprobs, StepReadout
 from rjax.batch.step_worker import PoolSize, StatePoolSize
@@ -39,19 +39,21 @@ class FakeWorker:
         limits: StepLimits | None = None,
         windows: tuple[int | None, ...] = (None,),
         states: StatePoolSize | None = None,
+        num_host_states: int = 0,
     ) -> None:
         self.limits = limits or StepLimits(4, 7)
         self.num_decode_steps = 1
         self.pool = PoolSize(num_pages, 1, windows, states)
         self.states: list = [None] * (states.num_states if states else 0)
         self.tails: list = [None] * self.limits.num_slots
-        self.num_host_pages = num_host_pages
+        self.num_host_pages, self.num_host_states = num_host_pages, num_host_states
+        self.host_states: list = [None] * num_host_states
         self.page_size = page_size
         self.vocab = vocab
         self.pages = [[None] * page_size for _ in range(num_pages)]
         self.host = [[None] * page_size for _ in range(num_host_pages)]
         self.truth = {}
-        self.moved = {CopyPages: 0, SwapOut: 0, SwapIn: 0}
+        self.moved = {CopyPages: 0, SwapOut: 0, SwapIn: 0, SwapInState: 0}
         self.computed = 0
         self.compiling: set[str] = set()  # requests whose programs are missing
         self.version = 0
@@ -101,6 +103,18 @@ class FakeWorker:
                     for slot, page in zip(slots, pages, strict=True):
                         self.pages[page] = list(self.host[slot])
                     self.moved[SwapIn] += len(pages)
+                case SwapOutState(page, slot, host_slot):
+                    of_page = None if page is None else self.states[page]
+                    of_slot = None if slot is None else self.tails[slot]
+                    self.host_states[host_slot] = of_page, of_slot
+                case SwapInState(host_slot, page, slot):
+                    of_page, of_slot = self.host_states[host_slot]
+                    assert (page is None, slot is None) == (of_page is None, of_slot is None)
+                    if page is not None:
+                        self.states[page] = of_page
+                    if slot is not None:
+                        self.tails[slot] = of_slot
+                    self.moved[SwapInState] += 1
 
     def _groups(self, sequence):
         """(number, window, pages) of each page group."""
@@ -196,6 +210,7 @@ def fake_engine(
     page_size=2,
     vocab=2,
     host=8,
+    host_states=0,
     max_model_len=16,
     spare_rows=0,
     windows=(None,),
@@ -211,7 +226,9 @@ def fake_engine(
     return LLMEngine(
         EngineParts(
             config=config,
-            worker=FakeWorker(num_pages, page_size, vocab, host, limits, windows, states),
+            worker=FakeWorker(
+                num_pages, page_size, vocab, host, limits, windows, states, host_states
+            ),
             vocab_size=vocab,
             max_model_len=max_model_len,
             limits=limits,

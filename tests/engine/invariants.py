@@ -110,6 +110,13 @@ def _check_states(engine: LLMEngine) -> None:
     _check_snapshots(engine)
     for s in [*engine._scheduler.waiting, *engine._scheduler.swapped]:
         assert not s.states
+    host, saved = engine._scheduler.host_states, [s.saved_state for s in engine._scheduler.swapped]
+    assert None not in saved
+    assert {each.host_slot for each in saved} - {None} == host._references.keys()
+    assert host.num_free + host.num_used == host.num_slots
+    for each in saved:
+        assert (each.host_slot is not None) == (each.has_page or each.has_tail)
+        assert each.num_computed > 0
 
 
 def _check_snapshots(engine: LLMEngine) -> None:

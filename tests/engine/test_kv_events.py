@@ -214,7 +214,7 @@ def test_a_reader_knows_what_the_prefix_cache_holds(publishing):
 
 @pytest.mark.parametrize("event_format", ["map", "array"])
 def test_states_are_a_group_of_their_own(tmp_path, event_format):
-    states = StatePoolSize(num_states=5, state_bytes=1, snapshot_pages=1)
+    states = StatePoolSize(num_states=5, state_bytes=1, snapshot_pages=1, tail_bytes=1)
     rng = np.random.default_rng(3)
     with publishing_engine(tmp_path, event_format, states=states) as (engine, reader, _):
         pool = engine._scheduler.states.pool

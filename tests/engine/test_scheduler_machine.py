@@ -48,9 +48,14 @@ class EngineMachine(RuleBasedStateMachine):
         page_size=st.sampled_from([2, 3, 4]),
         ahead=st.sampled_from([0, 1, 5]),
         choice=st.integers(0, 5),
-        states=st.builds(StatePoolSize, st.integers(2, 14), st.just(1), st.integers(1, 3)),
+        states=st.builds(
+            StatePoolSize, st.integers(2, 14), st.just(1), st.integers(1, 3), st.just(1)
+        ),
+        host_states=st.integers(0, 4),
     )
-    def start(self, pages, host, preemption, caching, page_size, ahead, choice, states):
+    def start(
+        self, pages, host, preemption, caching, page_size, ahead, choice, states, host_states
+    ):
         windows = self.windows[choice % len(self.windows)]
         least = pages_held(windows, LENGTH, page_size)
         self.engine = fake_engine(
@@ -62,6 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             max_num_prefill_ahead=ahead,
             states=states if self.has_states else None,
+            host_states=host_states if self.has_states else 0,
         )
         self.asked = {}
         self.ended = {}
@@ -193,6 +199,7 @@ class EngineMachine(RuleBasedStateMachine):
         used = self.engine._blocks.counts().used
         assert used == len(set(self.engine.pinned_pages()))
         assert self.engine._scheduler.host.num_used == 0
+        assert self.engine._scheduler.host_states.num_used == 0
         if self.has_states:
             pinned = {p.state for p in self.engine.prefixes()} - {None}
             assert self.engine._scheduler.states.pool.counts().used == len(pinned)

@@ -124,12 +124,41 @@ def test_a_snapshot_is_kept_where_prompts_part():
     served.close()
 
 
+@pytest.mark.parametrize("preemption", ["swap", pytest.param("auto", marks=pytest.mark.thorough)])
+def test_a_preemption_at_any_step_changes_no_token(alone, preemption):
+    """Sequences are preempted in their prompts, in their answers and where they compute again what
+    the cache has the KV of, at the ends of pages and between."""
+    served = engine(max_num_batched_tokens=16, enable_relay_attention="on", preemption=preemption)
+    served._scheduler.cost.token_seconds = 1.0  # "auto" swaps what has to be computed again
+    draw, asked, count = np.random.default_rng(4), {}, 0
+    for round_ in range(2):
+        for i, prompt in enumerate(PROMPTS):
+            asked[f"{round_} {i}"] = prompt
+            served.add_request(f"{round_} {i}", prompt, GREEDY)
+        while served.has_unfinished_requests():
+            for output in served.step():
+                if output.finished:
+                    assert said(output) == alone(asked.pop(output.request_id))
+            running = served._scheduler.running
+            if running and draw.random() < 0.8:
+                served._scheduler.preempt(running[int(draw.integers(len(running)))])
+                count += 1
+            check(served)
+    assert not asked
+    assert 2 * served.stats().swaps > count > 20
+    served.close()
+
+
 @pytest.mark.thorough
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
 @pytest.mark.parametrize("options", [{"num_states": 4}, {"num_pages": 16}])
-def test_preempted_sequences_say_the_same(alone, options):
+def test_preempted_sequences_say_the_same(alone, options, preemption):
     """Four sequences come to the ends of their pages at once, where each needs one more."""
     served = engine(
-        max_num_batched_tokens=128, enable_prefix_caching="num_pages" in options, **options
+        max_num_batched_tokens=128,
+        enable_prefix_caching="num_pages" in options,
+        preemption=preemption,
+        **options,
     )
     params = dataclasses.replace(GREEDY, max_tokens=20)
     prompts = [tokens(30, seed) for seed in range(4)]
@@ -137,7 +166,10 @@ def test_preempted_sequences_say_the_same(alone, options):
         served.add_request(str(i), prompt, params)
     done = run_checked(served)
     assert [said(done[str(i)]) for i in range(4)] == [alone(prompt, 20) for prompt in prompts]
-    assert served.stats().preemptions > 0
+    stats = served.stats()
+    assert stats.preemptions > 0
+    assert (stats.swaps > 0) is (preemption == "swap")
+    assert stats.host_bytes_used == 0
     served.close()
 
 
@@ -194,6 +226,15 @@ def test_a_named_prefix_holds_its_state(alone, tmp_path):
     check(other)
     again = ask(other, PROMPTS[1])
     assert (again.num_cached_tokens, said(again)) == (32, said(first))
+    other.add_request("b", PROMPTS[3], GREEDY)
+    while not other._scheduler.running or other._scheduler.running[0].num_tokens < 28:
+        other.step()
+    other._scheduler.cost.mode = "swap"
+    other._scheduler.preempt(other._scheduler.running[0])
+    other.load_prefix(path, "again", cache_salt="a")  # perhaps into pages of that sequence
+    assert other.stats().pages_swapped_out > 0, "they are saved first"
+    assert said(run_checked(other)["b"]) == alone(PROMPTS[3])
+    assert other.stats().swaps == 1
     other.close()
 
 
@@ -290,16 +331,9 @@ def test_nothing_reads_what_no_sequence_owns(alone, rounds):
     served.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"num_states": 1}, InvalidConfigError, "num_states is 1"),
-        ({"preemption": "swap"}, InvalidConfigError, "linear attention"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, error, text):
-    with pytest.raises(error, match=text):
-        engine(**options)
+def test_too_few_states_are_refused():
+    with pytest.raises(InvalidConfigError, match="num_states is 1"):
+        engine(num_states=1)
 
 
 @pytest.mark.thorough

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.errors import InvalidConfigError, OutOfMemoryError
+from rjax.worker.pages import host_memory
 from rjax.worker.pages import mover as page_mover
 from rjax.worker.pages.mover import PageMover
 
@@ -131,7 +132,7 @@ def test_nothing_is_compiled_after_a_warmup():
 
 
 def test_a_platform_without_page_locked_memory_is_told_of(monkeypatch):
-    monkeypatch.setattr(page_mover, "_HOST_KIND", "elsewhere")
+    monkeypatch.setattr(host_memory, "_HOST_KIND", "elsewhere")
     with pytest.raises(InvalidConfigError, match=r"only \[.*'pinned_host'.*set swap_space=0"):
         make_mover()
     assert make_mover(0).page_seconds() == 0

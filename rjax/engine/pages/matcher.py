@@ -3,7 +3,7 @@
 import dataclasses
 
 from rjax.batch.page_hash import block_bytes, group_key
-from rjax.batch.sequence import Sequence, SequenceStatus
+from rjax.batch.sequence import SavedState, Sequence, SequenceStatus
 from rjax.engine.pages.block_manager import BlockManager
 from rjax.engine.pages.groups import GroupPages, PageGroup
 from rjax.engine.pages.host_pool import HostPool
@@ -18,14 +18,16 @@ class PrefixMatch:
             reach. A partial page, if there is one, is the last of them.
         host_slots: host slots of the pages after ``pages``, in each page group.
         num_tokens: leading tokens of the sequence whose KV all these hold.
-        num_states: leading pages of tokens that need not be computed; None where all whose KV is
-            held need not, because no layer has a state.
+        num_computed: leading tokens that need not be computed; None where all whose KV is held need
+            not, because no layer has a state.
+        saved_state: the saved state that a swapped sequence goes on from; None for a cached one.
     """
 
     pages: list[list[int]]
     host_slots: list[list[int]]
     num_tokens: int = 0
-    num_states: int | None = None
+    num_computed: int | None = None
+    saved_state: SavedState | None = None
 
     def has_partial_page(self, page_size: int) -> bool:
         """Whether the last page of each group is a device page that is filled in part."""
@@ -125,12 +127,12 @@ class PrefixMatcher:
         assert tokens <= most
         for found, last in zip(held, last_pages, strict=False):
             found.append(last)
-        return self._matched(held, tokens, num_states)
+        return self._matched(held, tokens, None if num_states is None else num_states * S)
 
     def _matched(
-        self, pages: list[list[int]], num_tokens: int, num_states: int | None = None
+        self, pages: list[list[int]], num_tokens: int, num_computed: int | None = None
     ) -> PrefixMatch:
-        return PrefixMatch(pages, [[] for _ in self.groups], num_tokens, num_states)
+        return PrefixMatch(pages, [[] for _ in self.groups], num_tokens, num_computed)
 
     def _partial_pages(self, sequence: Sequence, number: int) -> tuple[list[int], int]:
         """Pages of this number, of each page group, and the leading tokens that all of them hold;
@@ -174,7 +176,8 @@ class PrefixMatcher:
         return self._matched(held, length)
 
     def _match_swapped(self, sequence: Sequence) -> PrefixMatch | None:
-        """The saved pages; if some are missing, what is left of them or in the prefix cache."""
+        """The saved pages and the saved state; if some are missing, what is left of the pages or in
+        the prefix cache. None if the present step computes the state."""
         S, num_saved = self.blocks.page_size, sequence.num_saved
         position = min(num_saved, sequence.num_tokens - 1)
         held, slots = [], []
@@ -183,9 +186,20 @@ class PrefixMatcher:
             held.append(found)
             slots.append(saved)
         saved = min(len(pages) + len(rest) for pages, rest in zip(held, slots, strict=True)) * S
-        if saved < num_saved and not all(group.endless for group in self.groups):
+        state, states = sequence.saved_state, self.groups.states
+        needs_all = state is not None or not all(group.endless for group in self.groups)
+        if saved < num_saved and needs_all:
             return self._match_cached(sequence)  # it cannot go on where it was
-        return PrefixMatch(held, slots, min(saved, num_saved))
+        if state is None or states is None:
+            return PrefixMatch(held, slots, min(saved, num_saved))
+        end = state.num_computed // S
+        if end and not state.has_page:
+            page = states.pool.find(self._keys(sequence)[end - 1])
+            if page is None:
+                return self._match_cached(sequence)
+            if states.pool.is_new(page):
+                return None
+        return PrefixMatch(held, slots, num_saved, state.num_computed, state)
 
     def _saved(
         self, sequence: Sequence, group: PageGroup, start: int

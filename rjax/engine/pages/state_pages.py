@@ -58,20 +58,24 @@ class StatePages:
         """Whether there are state pages for one more sequence beside the running ones."""
         return self.pool.num_available >= STATES_OF_A_SEQUENCE + num_running // 4
 
-    def start(self, sequence: Sequence, end: int, branch: int) -> None:
+    def start(self, sequence: Sequence, end: int, branch: int, restored: int | None = None) -> None:
         """Set the state that a sequence starts from.
 
         Args:
             sequence: a sequence that has just got its slot.
             end: pages before it, as ``longest`` found them.
             branch: pages whose KV is cached: a snapshot is kept behind them.
+            restored: a state page, with a reference, which the host fills before the next step;
+                None takes the snapshot behind these pages.
         """
         sequence.states, sequence.state_branch = [-1] * end, branch
-        sequence.num_states_registered, sequence.num_states_released = end, max(0, end - 1)
+        sequence.num_states_registered = sequence.num_states_released = max(0, end - 1)
         if end:
-            page = self.pool.find(sequence.hashes.keys[end - 1])
-            assert page is not None
-            self.pool.acquire(page)
+            page = restored
+            if page is None:
+                sequence.num_states_registered = end
+                page = self.pin(sequence.hashes.keys[end - 1])
+                assert page is not None
             self._set(sequence, end - 1, page)
 
     def extend(self, sequence: Sequence, stop: int) -> int:

@@ -8,6 +8,7 @@ from rjax.batch.sequence import Sequence
 from rjax.engine.pages.block_manager import BlockManager
 from rjax.engine.pages.groups import GroupPages, PageGroup
 from rjax.engine.pages.host_pool import HostPool
+from rjax.engine.pages.state_swapper import StateSwapper
 from rjax.engine.preemption import PreemptionCost
 
 
@@ -21,6 +22,8 @@ class Swapper:
         cost: decides between swapping and recomputing.
         operations: page operations of the next step; copies to the host are added to them.
         groups: the page groups.
+        page_bytes: bytes of a page.
+        states: saves the states of sequences; None of a model without.
         num_swaps: sequences swapped out so far.
     """
 
@@ -29,30 +32,43 @@ class Swapper:
     cost: PreemptionCost
     operations: PageOperations
     groups: GroupPages
+    page_bytes: int
+    states: StateSwapper | None = None
     num_swaps: int = 0
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Copy the pages of a running sequence to the host if that is cheaper than to recompute
-        them, and they fit; never those of a model with states.
+        """Copy the pages and the state of a running sequence to the host if that is cheaper than to
+        recompute them, and they fit.
 
         Returns:
-            Whether it was done. ``host_slots`` and ``num_saved`` of the sequence are set then.
+            Whether it was done. ``host_slots``, ``num_saved`` and ``saved_state`` of the sequence
+            are set then.
         """
-        if self.groups.states is not None:
-            return False  # its states stay cached, and it computes what follows them again
+        state = None
+        if self.states is not None:
+            state = self.states.plan(sequence)
+            if state is None:
+                return False
         keys, wanted = sequence.hashes.keys[: sequence.num_registered], []
         tokens = sequence.num_stored
         for group in self.groups:
             unshared = self._unshared(group, sequence, len(keys))
             tokens = min(tokens, group.num_to_recompute(sequence.num_stored, len(unshared)))
             wanted += unshared
+        size = float(len(wanted))
+        if self.states is not None and state is not None:
+            first = min((number for _, number, _ in wanted), default=len(keys))
+            tokens = self.states.num_to_recompute(sequence, first)
+            size += self.states.num_bytes(state) / self.page_bytes
         choice = self.cost.choose(
-            pages=len(wanted),
-            tokens=tokens,
-            has_siblings=sequence.has_live_siblings,
+            pages=size, tokens=tokens, has_siblings=sequence.has_live_siblings
         )
-        if choice == "recompute" or self.host.num_free < len(wanted) or not wanted:
+        if choice == "recompute" or not size or self.host.num_free < len(wanted):
             return False
+        if self.states is not None and state is not None:
+            if not self.states.has_room(state):
+                return False
+            self.states.save(sequence, state)
         pages, slots = [], []
         for group, number, page in wanted:
             key = group_key(keys[number], group) if number < len(keys) else None
@@ -89,6 +105,8 @@ class Swapper:
 
     def release(self, sequence: Sequence) -> None:
         """Free the host slots of a sequence."""
+        if self.states is not None:
+            self.states.release(sequence)
         self.host.release(sequence.host_slots.values())
         sequence.host_slots = {}
         sequence.num_saved = 0

@@ -3,7 +3,6 @@
 import functools
 import math
 import time
-from collections import deque
 from typing import Any
 
 import jax
@@ -12,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
-from rjax.errors import InvalidConfigError, OutOfMemoryError
+from rjax.batch.page_operations import CopyPages, KvOperation, SwapIn, SwapOut
+from rjax.worker.pages.host_memory import CopiesInFlight, host_sharding, to_host
 from rjax.worker.pages.pools import Pools
 from rjax.worker.programs.background_compiler import CompileTask
 
@@ -24,7 +23,6 @@ _MAX_PAGES = _SIZE_RATIO**2
 _MAX_BYTES = 2**28  # copied by one program
 _MAX_IN_FLIGHT = 4  # copies between device and host at a time: they hold device memory meanwhile
 _TIMED_PAGES = 8
-_HOST_KIND = "pinned_host"
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -84,16 +82,16 @@ class PageMover:
         page_bytes = math.prod(self._shape) * self._dtype.itemsize
         self._max_pages = 1 << (max(1, min(_MAX_PAGES, _MAX_BYTES // page_bytes)).bit_length() - 1)
         self._on_device = NamedSharding(mesh, PartitionSpec(None, "tensor", None, None))
-        self._on_host = _host_sharding(self._on_device) if num_slots else None
+        self._on_host = host_sharding(self._on_device) if num_slots else None
         self._slots: dict[int, Page] = {}
-        self._in_flight: deque[list[Any]] = deque()  # of arrays, whose type lacks is_ready
+        self._in_flight = CopiesInFlight(_MAX_IN_FLIGHT)
 
     @property
     def page_shape(self) -> tuple[int, ...]:
         """Shape of one page in all pools, (pools, K, S, H)."""
         return self._shape
 
-    def run(self, pools: Pools, operations: list[PageOperation]) -> Pools:
+    def run(self, pools: Pools, operations: list[KvOperation]) -> Pools:
         """Dispatch the operations; ``pools`` is donated where they write.
 
         Raises:
@@ -181,20 +179,20 @@ class PageMover:
 
     def _out(self, pools: Pools, pages: list[int], slots: list[int]) -> None:
         for chunk, chunk_slots in zip(self._chunks(pages), self._chunks(slots), strict=True):
-            self._limit_copies_in_flight()
+            self._in_flight.wait_for_room()
             for slot in chunk_slots:
                 self._slots.pop(slot, None)  # frees its memory for the new page
             away = self._to_host(
                 _gather(pools, self._indices(chunk, 0), self._on_device)[: len(chunk)]
             )
-            self._in_flight.append(away)
+            self._in_flight.add(away)
             self._slots.update(zip(chunk_slots, away, strict=True))
 
     def _in(self, pools: Pools, slots: list[int], pages: list[int]) -> Pools:
         for chunk, chunk_slots in zip(self._chunks(pages), self._chunks(slots), strict=True):
-            self._limit_copies_in_flight()
+            self._in_flight.wait_for_room()
             back = self._to_device([self._slots[slot] for slot in chunk_slots])
-            self._in_flight.append(back)
+            self._in_flight.add(back)
             pools = self._put(pools, chunk, back)
         return pools
 
@@ -203,26 +201,10 @@ class PageMover:
         return _scatter(pools, indices, data + data[:1] * (indices.size - len(data)))
 
     def _to_host(self, pages: list[Page]) -> list[Page]:
-        try:
-            return jax.device_put(pages, self._on_host)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise OutOfMemoryError(
-                f"no page-locked host memory for the pages to swap out ({error}); lower swap_space,"
-                " or raise what XLA takes of it: XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB, in GiB, is 64"
-                " unless it is set"
-            ) from error
+        return to_host(pages, self._on_host)
 
     def _to_device(self, pages: list[Page]) -> list[Page]:
         return jax.device_put(pages, self._on_device)
-
-    def _limit_copies_in_flight(self) -> None:
-        copies = self._in_flight
-        while copies and (
-            len(copies) >= _MAX_IN_FLIGHT or all(page.is_ready() for page in copies[0])
-        ):
-            jax.block_until_ready(copies.popleft())
 
     def _sizes(self) -> list[int]:
         """Pages of each compiled copy: each size takes longer to compile than its padding costs."""
@@ -238,15 +220,3 @@ class PageMover:
 
     def _chunks(self, values: list[int]) -> list[list[int]]:
         return [values[i : i + self._max_pages] for i in range(0, len(values), self._max_pages)]
-
-
-def _host_sharding(sharding: NamedSharding) -> NamedSharding:
-    """The same sharding in the page-locked host memory of each device."""
-    for device in sharding.device_set:
-        kinds = sorted(memory.kind for memory in device.addressable_memories())
-        if _HOST_KIND not in kinds:
-            raise InvalidConfigError(
-                f"{device} reaches no page-locked host memory to swap pages to, only {kinds}; "
-                "set swap_space=0"
-            )
-    return sharding.with_memory_kind(_HOST_KIND)

@@ -12,7 +12,7 @@ from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize, StatePoolSize
 from rjax.config import CacheSettings, EngineConfig
 from rjax.config.memory_sizes import available_memory, host_memory
-from rjax.errors import InvalidConfigError, OutOfMemoryError
+from rjax.errors import OutOfMemoryError
 from rjax.models import ModelConfig
 from rjax.worker.memory import MAX_UTILIZATION, workspace_bytes
 from rjax.worker.pages.pools import page_bytes
@@ -24,9 +24,9 @@ _CPU_BYTES = 2**30  # unless a sequence of full length needs more
 _FREE_SHARE = 0.5  # of the free part of it
 _GPU_STEPS = 64  # sizes between two powers of two: rounding loses 1/64 at most
 _CPU_STEPS = 8
-_STATES_SHARE = 0.5  # of a GPU's memory for KV and states
+_STATES_SHARE = 0.5  # of a GPU's memory for KV and states, and of the host's
 _CPU_STATE_BYTES = 2**28
-_MAX_HOST_POOLS = 8  # host pages, as a multiple of the pages on the device
+_MAX_HOST_POOLS = 8  # host pages or states, as a multiple of those on the device
 
 
 def size_pool(
@@ -110,7 +110,7 @@ def _size_states(
     longest = largest.table_pages * S
     most = num_slots * (2 + longest // split)
     if settings.num_states is not None:
-        return StatePoolSize(settings.num_states, of_page, split // S), of_slots
+        return StatePoolSize(settings.num_states, of_page, split // S, of_slot), of_slots
     if memory and "bytes_limit" in memory:
         utilization = settings.gpu_memory_utilization
         budget = _gpu_budget(memory, num_devices, utilization, workspace_bytes) - of_slots
@@ -126,25 +126,20 @@ def _size_states(
             f"{of_page / 2**20:.0f} MiB: lower max_num_seqs or max_num_batched_tokens, raise "
             "gpu_memory_utilization or tensor_parallel_size"
         )
-    return StatePoolSize(round_down(count, _GPU_STEPS), of_page, split // S), of_slots
+    return StatePoolSize(round_down(count, _GPU_STEPS), of_page, split // S, of_slot), of_slots
 
 
-def num_host_pages(settings: CacheSettings, pool: PoolSize) -> int:
-    """Pages of host memory that preempted sequences can be swapped to.
+def host_room(settings: CacheSettings, pool: PoolSize) -> tuple[int, int]:
+    """(pages, states) of host memory that preempted sequences can be swapped to.
 
-    None with states: a preempted sequence goes on from the last one that is cached.
-
-    Raises:
-        InvalidConfigError: swapping is asked for, and the model has states.
+    States get half of it at most; neither gets more than a multiple of what the device holds.
     """
+    left, states = settings.swap_bytes, 0
     if pool.states is not None:
-        if settings.preemption == "swap":
-            raise InvalidConfigError(
-                'preemption is "swap"; a preempted sequence of a model with linear attention goes '
-                'on from its last cached state: choose "auto" or "recompute"'
-            )
-        return 0
-    return min(settings.swap_bytes // pool.page_bytes, _MAX_HOST_POOLS * pool.num_pages)
+        states = int(left * _STATES_SHARE) // pool.states.host_bytes
+        states = min(states, _MAX_HOST_POOLS * pool.states.num_states)
+        left -= states * pool.states.host_bytes
+    return min(left // pool.page_bytes, _MAX_HOST_POOLS * pool.num_pages), states
 
 
 def fit_pool(

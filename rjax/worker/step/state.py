@@ -67,6 +67,10 @@ class DeviceState:
             self.arrays, k_pages=pools[:layers], v_pages=pools[layers:]
         )
 
+    def set_states(self, states: list[LayerStates]) -> None:
+        """Store the states of all layers that have them."""
+        self.arrays = dataclasses.replace(self.arrays, states=states)
+
     def set_sampling(
         self, sampling: SamplingState, last_tokens: Int[Array, " slots"] | None = None
     ) -> None:
