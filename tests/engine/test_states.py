@@ -312,6 +312,7 @@ def test_nothing_reads_what_no_sequence_owns(alone, rounds):
 
     asked, steps = {}, 0
     for number in range(rounds):
+        served._scheduler.cost.mode = ("swap", "recompute")[number % 2]
         if draw.random() < 0.4:
             cut = int(draw.integers(1, 50))
             asked[str(number)] = PROMPTS[int(draw.integers(0, 3))][:cut] or [4]
@@ -324,10 +325,15 @@ def test_nothing_reads_what_no_sequence_owns(alone, rounds):
             for output in served.step():
                 if output.finished:
                     assert said(output) == alone(asked.pop(output.request_id))
+            running = served._scheduler.running
+            if running and draw.random() < 0.2:
+                served._scheduler.preempt(running[int(draw.integers(len(running)))])
+                served._move(served._scheduler.take_operations())
             check(served)
     for name, output in run_checked(served).items():
         assert said(output) == alone(asked.pop(name))
     assert not asked and steps > 2 * rounds
+    assert 0 < served.stats().swaps < served.stats().preemptions
     served.close()
 
 
@@ -367,14 +373,17 @@ for devices in (1, 2):
         dtype="float32",
         max_model_len={LENGTH},
         page_size=8,
-        num_pages=64,
-        max_num_batched_tokens=16,
+        num_pages=16,
+        preemption="swap",
+        max_num_batched_tokens=64,
         skip_tokenizer_init=True,
         tensor_parallel_size=devices,
         use_tqdm=False,
     )
     outputs = llm.generate(prompts, params)
-    print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
+    said = [list(output.outputs[0].token_ids) for output in outputs]
+    print(json.dumps([llm.stats().swaps, said]))
 """
     one, two = map(json.loads, run_on_virtual_devices(program, 2).splitlines()[-2:])
     assert one == two
+    assert one[0] > 0
