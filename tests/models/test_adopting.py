@@ -1,5 +1,6 @@
 """New weights in place of a model's arrays."""
 
+import dataclasses
 import json
 
 import jax
@@ -62,6 +63,7 @@ class Held:
             else:
                 parts = [(letters, value, weights[path])]
             for axes, part, pieces in parts:
+                pieces = tuple(dataclasses.replace(piece, of_expert=False) for piece in pieces)
                 for piece, tensor in split_parameter(part, axes, pieces, self.config):
                     whole = found.setdefault(
                         piece.tensor, np.zeros(shapes[piece.tensor], part.dtype)
