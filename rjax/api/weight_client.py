@@ -6,6 +6,7 @@ from typing import Any
 
 from rjax.engine.protocol import RunningMode
 from rjax.engine_channel.channel import EngineChannel
+from rjax.engine_channel.host_arrays import array_on_host
 from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.engine_channel.weight_file import WeightFile
@@ -56,10 +57,11 @@ class WeightClient:
         """See `WeightEngine.add_weights`."""
         try:
             items = list(flat_items(items))
-            if not isinstance(self._channel, ProcessChannel) or self._names is None:
+            if self._names is None:
                 await self._call("add_weights", items)
                 return
-            found = tensors_on_host(staged_tensors(items, self._names))
+            on_host = [(name, array_on_host(array)) for name, array in items]
+            found = tensors_on_host(staged_tensors(on_host, self._names))
         except CheckpointError as error:
             await self.cancel()
             raise InvalidWeightsError(str(error)) from error

@@ -6,6 +6,7 @@ so nothing is left behind if either of them ends, and the size of /dev/shm is no
 
 import mmap
 import os
+import pathlib
 import struct
 from collections.abc import Iterable
 
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 
 _ALIGNMENT = 64
+_MAPPED_BYTES = 64 << 20
 _LENGTH = struct.Struct("<Q")
 _PATH = "/proc/{pid}/fd/{fd}"
 
@@ -70,22 +72,24 @@ class WeightFile:
 
 
 def read_weight_file(path: str) -> list[tuple[str, np.ndarray]]:
-    """The arrays of a `WeightFile`; their memory is freed with the last of them.
+    """The arrays of a `WeightFile`, whose memory is freed with the last of them.
+
+    A large file is mapped. A small one is copied, since each mapping holds a file descriptor.
 
     Raises:
         OSError: the path cannot be read.
-        ValueError: it holds something else.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-    finally:
-        os.close(fd)
-    (length,) = _LENGTH.unpack_from(memory)
-    entries = msgspec.msgpack.decode(
-        memory[_LENGTH.size : _LENGTH.size + length], type=list[_Entry]
-    )
-    start, data = _start(length), np.frombuffer(memory, np.uint8)
+    with pathlib.Path(path).open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < _MAPPED_BYTES:
+            data = np.frombuffer(file.read(), np.uint8)
+        else:
+            memory = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+            data = np.frombuffer(memory, np.uint8)
+    (length,) = _LENGTH.unpack_from(data)
+    header = data[_LENGTH.size : _LENGTH.size + length].tobytes()
+    entries = msgspec.msgpack.decode(header, type=list[_Entry])
+    start = _start(length)
     found = []
     for entry in entries:
         dtype = jnp.dtype(entry.dtype)

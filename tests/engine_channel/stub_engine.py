@@ -7,6 +7,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rjax.batch.compile_progress import CompileProgress
 from rjax.config import EngineConfig
 from rjax.engine.protocol import Engine, NamedPrefix
@@ -16,6 +18,7 @@ from rjax.errors import (
     GrammarFailedError,
     InvalidConfigError,
     InvalidRequestError,
+    InvalidWeightsError,
     OutOfMemoryError,
     OverloadedError,
 )
@@ -65,7 +68,7 @@ class StubEngine(Engine):
         self.live: dict[str, list[Any]] = {}
         self.ended: list[RequestOutput] = []
         self.kept: dict[str, NamedPrefix] = {}
-        self.steps = 0
+        self.steps = self.looks = self.version = 0
 
     def __repr__(self) -> str:
         return "StubEngine()"
@@ -120,6 +123,31 @@ class StubEngine(Engine):
 
     def prefixes(self) -> list[NamedPrefix]:
         return list(self.kept.values())
+
+    @property
+    def weights_version(self) -> int:
+        return self.version
+
+    def start_weight_update(self, *, partial=False, mapping=None) -> None:
+        self.write(f"start {partial} {mapping if isinstance(mapping, str) else bool(mapping)}")
+
+    def add_weights(self, items) -> None:
+        for name, array in items:
+            if name == "bad":
+                raise InvalidWeightsError("bad is no tensor")
+            array = np.asarray(array)
+            self.write(f"{name} {array.dtype} {array.shape} {array.astype(float).sum():g}")
+
+    def try_finish_weight_update(self, mode="wait") -> int | None:
+        self.write(f"finish {mode}")
+        self.looks += 1
+        if mode == "wait" and self.looks % 3:
+            return None
+        self.version += 1
+        return self.version
+
+    def cancel_weight_update(self) -> None:
+        self.write("cancel")
 
     def reset_prefix_cache(self) -> None:
         raise ZeroDivisionError("secret")
