@@ -110,6 +110,10 @@ class PageOperations:
 
     def take(self) -> list[PageOperation]:
         """The operations since the last call, in order."""
-        taken = [*self._list, *self._states]
-        self._list, self._states = [], []
+        states, self._states = self._states, []
+        return [*self.take_kv(), *states]
+
+    def take_kv(self) -> list[KvOperation]:
+        """The operations on pages of KV since the last call, in order."""
+        taken, self._list = self._list, []
         return taken

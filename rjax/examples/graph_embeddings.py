@@ -114,7 +114,7 @@ class EmbeddingCache:
         placed = dict(zip(missing, pages, strict=True))
         for block, slot in saved.items():
             self._operations.swap_in([slot], [placed[block]])
-        self._pools = self._mover.run(self._pools, self._operations.take())
+        self._pools = self._mover.run(self._pools, self._operations.take_kv())
         self._host.release(saved.values())
         fresh = [block for block in missing if block not in saved]
         if fresh:

@@ -297,8 +297,12 @@ def test_published_configs_that_leave_sizes_out(tmp_path):
             "Gemma4",
             (16, 8, 2),
             {
-                **{"hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30},
-                **{"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8},
+                "hidden_size": 2816,
+                "intermediate_size": 2112,
+                "num_hidden_layers": 30,
+                "enable_moe_block": True,
+                "num_experts": 128,
+                "top_k_experts": 8,
                 "moe_intermediate_size": 704,
             },
         ),
@@ -309,9 +313,15 @@ def test_published_configs_that_leave_sizes_out(tmp_path):
 def test_published_configs_of_gemma_4(name, heads, sizes, tmp_path):
     N, K, of_full = heads
     text = {
-        **{"num_attention_heads": N, "num_key_value_heads": K, "attention_k_eq_v": True},
-        **{"head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": of_full},
-        **{"sliding_window": 1024, "final_logit_softcapping": 30.0, "vocab_size": 262_144},
+        "num_attention_heads": N,
+        "num_key_value_heads": K,
+        "attention_k_eq_v": True,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": of_full,
+        "sliding_window": 1024,
+        "final_logit_softcapping": 30.0,
+        "vocab_size": 262_144,
         **({} if name == "Gemma4Unified" else {"hidden_size_per_layer_input": 0}),
         "use_bidirectional_attention": "vision",
     }

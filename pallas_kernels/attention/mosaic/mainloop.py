@@ -7,8 +7,8 @@ warpgroups compute all scores, and each accumulates its part of the dims of V. A
 one or two tiles whose scores fit in registers together: two for 16-bit KV and head dims up to 128,
 else one. With ping-pong the two warpgroups of a cooperative work tile take turns on the tensor
 cores, half a part apart, so that the softmax of one overlaps the products of the other. Reads
-64 * (H + W) * itemsize bytes of SMEM a tile and writes SMEM only for the queries and to clear unused
-V rows. Writes 2 * W + 4 bytes a live matrix row to GMEM.
+64 * (H + W) * itemsize bytes of SMEM a tile and writes SMEM only for the queries and to clear
+unused V rows. Writes 2 * W + 4 bytes a live matrix row to GMEM.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
