@@ -81,6 +81,14 @@ class GrammarFailedError(RjaxError, ValueError):
     """The grammar of a sample cannot go on, or takes too long; the message may be shown."""
 
 
+class EngineSleepingError(RjaxError):
+    """The engine sleeps: its memory is given back until ``wake_up``."""
+
+
+class EnginePausedError(RjaxError):
+    """The engine is paused, and the call would wait for it without end."""
+
+
 class EngineDeadError(RjaxError):
     """The engine stopped on an error of its own; it has to be started anew."""
 

@@ -17,6 +17,9 @@ from rjax.batch.sequence import Sequence
 from rjax.batch.step_readout import StepReadout
 from rjax.sampling import SlotRow
 
+SLEEP_TAGS = ("weights", "kv_cache")
+"""What a sleeping worker has given back, and wakes up one by one."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StatePoolSize:
@@ -115,6 +118,28 @@ class StepWorker(Protocol):
 
     def close(self) -> None:
         """Stop compiling in the background; wait for what the device has yet to compute."""
+        ...
+
+    def sleep(self, level: int) -> None:
+        """Give back the memory of the pools, the states and the slots, all of whose content is
+        lost, and that of the weights. No step, page or state is read or written until `wake_up`.
+
+        Args:
+            level: 1 copies the weights to host memory, 2 drops them.
+
+        Raises:
+            OutOfMemoryError: the host has no memory for the weights; nothing is given back.
+        """
+        ...
+
+    def wake_up(self, tag: str) -> None:
+        """Take the memory of one of `SLEEP_TAGS` again: weights as they were at level 1, and those
+        of the checkpoint after level 2; or empty pools, states and slots.
+
+        Raises:
+            OutOfMemoryError: the devices have no memory for it; what was awake stays so.
+            InvalidConfigError: the checkpoint does not hold the same model any more.
+        """
         ...
 
     def measure_page_seconds(self) -> float:

@@ -1,5 +1,6 @@
 """Builds an engine: loads the model, makes the worker, and wires the two together."""
 
+import functools
 import pathlib
 from typing import Any
 
@@ -61,19 +62,21 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         num_devices=config.tensor_parallel_size,
         utilization=config.cache.gpu_memory_utilization,
     )
+    load = functools.partial(
+        load_model,
+        folder,
+        dtype=platform.dtype,
+        load_format=settings.load_format,
+        quantization=settings.quantization,
+        dequantize=bool(model_config.dequantised),
+        mesh=mesh,
+        seed=settings.seed,
+        progress=config.use_tqdm and bars_are_seen(),
+        max_length=max_model_len,
+        expert_parallel=config.enable_expert_parallel,
+    )
     with times.phase("weights"):
-        loaded = load_model(
-            folder,
-            dtype=platform.dtype,
-            load_format=settings.load_format,
-            quantization=settings.quantization,
-            dequantize=bool(model_config.dequantised),
-            mesh=mesh,
-            seed=settings.seed,
-            progress=config.use_tqdm and bars_are_seen(),
-            max_length=max_model_len,
-            expert_parallel=config.enable_expert_parallel,
-        )
+        loaded = load()
         dummy = settings.load_format == "dummy"
         unused = FAMILIES[model_config.architecture].unused(model_config)
         weights = f"dummy {settings.seed}" if dummy else weights_digest(folder, unused)
@@ -81,7 +84,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
     plan = plan_engine(platform)
     with times.phase("pool"):
         policy = multi_step_policy(config, platform=plan.first_device.platform)
-        worker = Worker(loaded, plan, policy)
+        worker = Worker(loaded, plan, policy, reload=load)
     parts = EngineParts(
         config=config,
         worker=worker,

@@ -24,6 +24,11 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._heap)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether `late` may yield an id now."""
+        return bool(self._heap) and self._heap[0][0] <= time.monotonic()
+
     def add(self, request: Request) -> None:
         """Add a live request; one without a deadline is ignored."""
         if request.deadline is None:

@@ -1,7 +1,7 @@
 """The engine: requests in, outputs out, one step at a time."""
 
+import contextlib
 import itertools
-import logging
 import pathlib
 import time
 from collections import deque
@@ -19,14 +19,16 @@ from rjax.batch.token_mask import TokenMask
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.held_requests import HeldRequests
 from rjax.engine.kv_events.event_stream import KvEventStream
+from rjax.engine.lifecycle import EngineLifecycle, LifecycleState
 from rjax.engine.live_requests import LiveRequests
-from rjax.engine.named_prefixes import FILL, SHARED_PREFIX, NamedPrefixes
+from rjax.engine.named_prefixes import SHARED_PREFIX, NamedPrefixes
 from rjax.engine.page_roots import PageRoots
 from rjax.engine.pages.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.pages.host_pool import HostPool
 from rjax.engine.pages.state_pool import StatePool
 from rjax.engine.parts import EngineParts
 from rjax.engine.preemption import PreemptionCost
+from rjax.engine.prefix_refill import PrefixRefill
 from rjax.engine.protocol import KeepAs, NamedPrefix
 from rjax.engine.request import Request
 from rjax.engine.request_checks import RequestChecks
@@ -38,15 +40,17 @@ from rjax.engine.updatable_engine import UpdatableEngine
 from rjax.engine.weight_updates import WeightUpdates
 from rjax.errors import InvalidRequestError, OutOfMemoryError
 from rjax.outputs import RequestOutput
-from rjax.sampling import SamplingParams, SlotRow, slot_row
+from rjax.sampling import RequestOutputKind, SamplingParams, SlotRow, slot_row
 from rjax.sampling.seeds import drawn_seed
 from rjax.tokenization import Tokenizer
 
-_log = logging.getLogger("rjax")
+_PREFILL = SamplingParams(
+    temperature=0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+)
 _IDLE_SECONDS = 0.01  # longest wait for a mask while nothing runs; commands wait meanwhile
 
 
-class LLMEngine(UpdatableEngine):
+class LLMEngine(EngineLifecycle, UpdatableEngine):
     """Continuous batching over one model, for one thread; see `Engine` for its methods.
 
     The next step is dispatched before the last one's tokens are read: a step's input tokens are
@@ -108,6 +112,8 @@ class LLMEngine(UpdatableEngine):
             windows=pool.windows,
             states=self._scheduler.states,
         )
+        self._refill = PrefixRefill(self._prefixes.pinned)
+        self._state = LifecycleState()
         self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
         self._arrivals = itertools.count()
         self._stats = parts.new_stats()
@@ -171,6 +177,7 @@ class LLMEngine(UpdatableEngine):
         prompt_temperature: float = 1.0,
     ) -> None:
         self._check_open()
+        self._check_awake()
         if request_id in self._requests:
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another")
         self._checks.queueing(priority, share)
@@ -185,11 +192,11 @@ class LLMEngine(UpdatableEngine):
         params = self._checks.params(params)
         self._checks.logprob_start(logprob_start_len, len(tokens))
         prompt_temperature = self._checks.prompt_temperature(prompt_temperature)
-        for named in self._prefixes.to_fill(tokens, cache_salt, keep_as and keep_as.name):
-            self._fill_prefix(named)
         pending = None
         if keep_as is not None:
             pending = self._prefixes.prepare(keep_as, tokens, cache_salt, root)
+        else:
+            self._refill_prefixes(tokens, cache_salt, priority, share)
         masks = self._masks.of_request(params, masks)
         longest = max(self.max_model_len - len(tokens), 1)
         arrival = next(self._arrivals)
@@ -220,7 +227,7 @@ class LLMEngine(UpdatableEngine):
         self._held.add(request, share)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._requests or self._pending_outputs or self._weights.failure)
+        return super().has_unfinished_requests() or self._weights.failure is not None
 
     def step(self) -> list[RequestOutput]:
         self._check_open()
@@ -228,7 +235,7 @@ class LLMEngine(UpdatableEngine):
             self.abort_request(request_id)
         self._pending_outputs += self._live.fail_masks()
         self._held.release_ready()
-        dispatched = self._dispatch()
+        dispatched = 0 if self._state.is_frozen else self._dispatch()
         outputs, self._pending_outputs = self._pending_outputs, []
         alone = len(self._in_flight) == dispatched + 1
         while len(self._in_flight) > dispatched:
@@ -238,7 +245,7 @@ class LLMEngine(UpdatableEngine):
         elif not (outputs or self._in_flight):  # sequences may wait for their masks
             self._masks.wait_for_any(_IDLE_SECONDS)
         self._kv_events.flush(self._stats)
-        return self._prefixes.without_fills(outputs)
+        return self._refill.without_refills(outputs)
 
     def _sample(self, step: DispatchedStep) -> DispatchedStep:
         """Sample a step whose token masks have the last tokens now; late ones leave it."""
@@ -364,15 +371,16 @@ class LLMEngine(UpdatableEngine):
 
     def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
         self._check_open()
-        named = self._prefixes.pinned.get(name)
-        if not named.pages:
-            self._compute_prefix(KeepAs(name, named.text), named.token_ids, named.cache_salt)
+        self._check_awake()
+        if not (prefix := self._prefixes.pinned.get(name)).pages:
+            self._compute_prefix(KeepAs(name, prefix.text), prefix.token_ids, prefix.cache_salt)
         self._prefixes.save(name, path, self._worker)
 
     def load_prefix(
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
     ) -> NamedPrefix:
         self._check_open()
+        self._check_awake()
         self._move(self._scheduler.take_operations())  # before pages are written
         return self._prefixes.load(
             path, name, cache_salt, self._salted_root(cache_salt), self._worker
@@ -381,8 +389,8 @@ class LLMEngine(UpdatableEngine):
     @no_type_check
     def _compute_prefix(self, keep_as: KeepAs, tokens: Tokens[int], salt: str | None) -> None:
         """Run steps until a request of these tokens has finished and its prompt is pinned."""
-        greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
-        self.add_request(SHARED_PREFIX, tokens, greedy, cache_salt=salt, keep_as=keep_as)
+        self._check_steps()
+        self.add_request(SHARED_PREFIX, tokens, _PREFILL, cache_salt=salt, keep_as=keep_as)
         outputs: list[RequestOutput] = []
         try:
             while SHARED_PREFIX in self._requests:
@@ -395,17 +403,21 @@ class LLMEngine(UpdatableEngine):
             if output.request_id == SHARED_PREFIX and output.error is not None:
                 raise output.error
 
-    def _fill_prefix(self, named: NamedPrefix) -> None:
-        """Queue a request that computes a prefix again whose KV old weights had computed."""
-        request_id = f"{FILL}{named.name}"
-        greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
-        keep_as, salt = KeepAs(named.name, named.text), named.cache_salt
-        self._prefixes.filling[request_id] = named.name
-        try:
-            self.add_request(request_id, named.token_ids, greedy, cache_salt=salt, keep_as=keep_as)
-        except (InvalidRequestError, OutOfMemoryError) as error:
-            del self._prefixes.filling[request_id]
-            _log.warning("the prefix %r is not filled: %s", named.name, error)
+    def _refill_prefixes(
+        self, tokens: list[int], salt: str | None, priority: int, share: str | None
+    ) -> None:
+        """Before a request: fill again the unloaded prefixes that its prompt starts with."""
+        for request_id, prefix in self._refill.of_prompt(tokens, salt, self._requests):
+            with contextlib.suppress(OutOfMemoryError):  # no room now; a later request tries again
+                self.add_request(
+                    request_id,
+                    prefix.token_ids,
+                    _PREFILL,
+                    priority=priority,
+                    share=share,
+                    cache_salt=salt,
+                    keep_as=KeepAs(prefix.name, prefix.text),
+                )
 
     @no_type_check
     def _salted_root(self, salt: str | None) -> bytes:

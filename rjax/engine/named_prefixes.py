@@ -4,7 +4,6 @@ The layer above, which knows texts, is `rjax.api.prefixed_prompts`.
 """
 
 import dataclasses
-import logging
 import pathlib
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Tokens
@@ -23,13 +22,12 @@ from rjax.engine.protocol import KeepAs, NamedPrefix
 from rjax.engine.request import Request
 from rjax.engine.request_checks import RequestChecks
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
-from rjax.outputs import RequestOutput
 
-_log = logging.getLogger("rjax")
-FILL = "\0fill "
-"""Start of the ids of the engine's own requests that compute prefixes again."""
 SHARED_PREFIX = "\0shared prefix"
 """Name of the prefix of ``set_shared_prefix``; no name or request id of a caller starts so."""
+
+REFILL = "\0refill "
+"""Ids of requests that fill unloaded prefixes again begin so; the name of the prefix follows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,9 +60,6 @@ class PinnedPrefixes:
         windows: window of each page group, in tokens; None for full attention.
         states: states of the layers that have them in place of KV: a prefix holds the state behind
             its last full page. None without such layers.
-
-    Attributes:
-        without_kv: names of the prefixes whose KV is to be computed again.
     """
 
     def __init__(
@@ -78,7 +73,6 @@ class PinnedPrefixes:
         self._reserve = pages_held(windows, max_model_len, blocks.page_size)
         self._windows = windows
         self._named: dict[str, NamedPrefix] = {}
-        self.without_kv: set[str] = set()
 
     def pages(self) -> list[int]:
         """Pinned pages, once for each prefix that holds them."""
@@ -87,6 +81,22 @@ class PinnedPrefixes:
     def all(self) -> list[NamedPrefix]:
         """The prefixes, in the order in which they were pinned."""
         return list(self._named.values())
+
+    def unload(self) -> None:
+        """Release the KV of all prefixes, which keep their names and tokens and hold no pages."""
+        for prefix in self.all():
+            self._release(prefix)
+            self._named[prefix.name] = dataclasses.replace(prefix, pages=(), state=None)
+
+    def awaits(self, prefix: PendingPrefix) -> bool:
+        """Whether there is such a prefix, with the same tokens and salt, and it is unloaded."""
+        known = self._named.get(prefix.name)
+        wanted = tuple(prefix.tokens), prefix.salt
+        return (
+            known is not None
+            and (known.token_ids, known.cache_salt) == wanted
+            and (not known.pages)
+        )
 
     def get(self, name: str) -> NamedPrefix:
         """The prefix of this name.
@@ -107,7 +117,7 @@ class PinnedPrefixes:
         """
         others = [p for name, p in self._named.items() if name != prefix.name]
         pinned = {page for other in others for page in other.pages}
-        awaited = [len(self.places(len(p.token_ids))) for p in others if p.name in self.without_kv]
+        awaited = [len(self.places(len(p.token_ids))) for p in others if not p.pages]
         new = len(self.places(len(prefix.tokens))) + sum(awaited)
         new -= len(pinned.intersection(self._find(prefix, partial=False)))
         if self._states is not None and prefix.hashes.keys:
@@ -213,25 +223,15 @@ class PinnedPrefixes:
         """
         if missing_ok and name not in self._named:
             return
-        prefix = self.get(name)
+        self._release(self.get(name))
         del self._named[name]
-        self.without_kv.discard(name)
-        self._release(prefix)
 
-    def release_kv(self) -> None:
-        """Keep the names and tokens of all prefixes, and release their KV."""
-        for name, prefix in self._named.items():
-            self._release(prefix)
-            self._named[name] = dataclasses.replace(prefix, pages=(), state=None)
-        self.without_kv.update(self._named)
-
-    def put_without_kv(self, prefix: PendingPrefix) -> None:
+    def put_unloaded(self, prefix: PendingPrefix) -> None:
         """Keep the name and the tokens of a prefix, in place of those that it had before."""
         self.drop(prefix.name, missing_ok=True)
         self._named[prefix.name] = NamedPrefix(
             prefix.name, tuple(prefix.tokens), prefix.salt, (), prefix.text
         )
-        self.without_kv.add(prefix.name)
 
     def _release(self, prefix: NamedPrefix) -> None:
         self._blocks.release(prefix.pages)
@@ -280,7 +280,8 @@ class PinnedPrefixes:
         state: its state page, on which the prefix has its reference.
         """
         self._blocks.acquire(pages)
-        self.drop(prefix.name, missing_ok=True)
+        if not self.awaits(prefix):  # one that is filled again keeps its place in the order
+            self.drop(prefix.name, missing_ok=True)
         self._named[prefix.name] = NamedPrefix(
             prefix.name, tuple(prefix.tokens), prefix.salt, tuple(pages), prefix.text, state
         )
@@ -300,7 +301,6 @@ class NamedPrefixes:
     Attributes:
         pinned: the prefixes whose KV is in the pool.
         pending: the prefix of each live request that computes one.
-        filling: the prefix of each request of the engine's own that computes one again.
     """
 
     def __init__(
@@ -315,7 +315,6 @@ class NamedPrefixes:
     ) -> None:
         self.pinned = PinnedPrefixes(blocks, max_model_len, windows, states)
         self.pending: dict[str, PendingPrefix] = {}
-        self.filling: dict[str, str] = {}
         self._checks = checks
         self._page_size = blocks.page_size
         self._enabled = enabled
@@ -355,6 +354,8 @@ class NamedPrefixes:
         if sequence.index or request.request_id not in self.pending:
             return
         prefix = self.pending.pop(request.request_id)
+        if request.request_id.startswith(REFILL) and not self.pinned.awaits(prefix):
+            return  # it was dropped or replaced meanwhile
         try:
             self.pinned.pin_computed(prefix, sequence)
         except OutOfMemoryError as error:
@@ -367,48 +368,15 @@ class NamedPrefixes:
             running: ids of requests that have started; prefixes that they compute get no KV.
             root_of: the new root key of the chains of a salt.
         """
-        self.pinned.release_kv()
+        self.pinned.unload()
         for request_id, prefix in list(self.pending.items()):
             if request_id in running:
                 del self.pending[request_id]
-                self.pinned.put_without_kv(prefix)
+                self.pinned.put_unloaded(prefix)
             else:
                 hashes = PageHashes(root_of(prefix.salt), self._page_size)
                 hashes.extend(prefix.tokens)
                 self.pending[request_id] = dataclasses.replace(prefix, hashes=hashes)
-
-    def to_fill(self, tokens: list[int], salt: str | None, but: str | None) -> list[NamedPrefix]:
-        """The prefixes that are to be computed again because a prompt starts with their tokens.
-
-        Args:
-            tokens: the prompt.
-            salt: its cache salt.
-            but: name of a prefix that is left out.
-        """
-        if not self.pinned.without_kv:
-            return []
-        known = {but, *self.filling.values(), *(prefix.name for prefix in self.pending.values())}
-        found = [self.pinned.get(name) for name in sorted(self.pinned.without_kv - known)]
-        return [
-            prefix
-            for prefix in found
-            if prefix.cache_salt == salt
-            and tokens[: len(prefix.token_ids)] == list(prefix.token_ids)
-        ]
-
-    def without_fills(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """The outputs without those of the engine's own requests that compute prefixes again."""
-        if not self.filling:
-            return outputs
-        kept = []
-        for output in outputs:
-            if output.request_id not in self.filling:
-                kept.append(output)
-            elif output.finished:
-                name = self.filling.pop(output.request_id)
-                if output.error is not None:
-                    _log.warning("the prefix %r was not filled: %s", name, output.error)
-        return kept
 
     def listed(self) -> list[NamedPrefix]:
         """The prefixes that have a name of a caller, in the order in which they were added."""

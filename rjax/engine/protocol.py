@@ -27,7 +27,7 @@ class NamedPrefix:
         token_ids: the tokens of the prefix.
         cache_salt: only requests with the same salt are served from it; None for those without.
         pages: pages of the pool that hold its KV, in order; with windows, those of one page group
-            after another. Empty after new weights, until the prefix is first used.
+            after another. Empty after new weights or a sleep, until the prefix is first used.
         text: the text that the tokens were made from, or None.
         state: the state page behind its last full page; None without one.
     """
@@ -288,7 +288,8 @@ class Engine(PrefixEngine, WeightEngine, Protocol):
         ...
 
     def has_unfinished_requests(self) -> bool:
-        """Whether ``step`` has anything left to compute or to return."""
+        """Whether ``step`` has anything left to compute or to return. Requests that a pause holds
+        back do not count."""
         ...
 
     def abort_request(self, request_id: str) -> None:
@@ -303,6 +304,80 @@ class Engine(PrefixEngine, WeightEngine, Protocol):
 
         Unknown and finished ones are ignored, since they may end before the news arrives.
         """
+        ...
+
+    def pause(self, mode: RunningMode = "abort", *, for_sleep: bool = False) -> None:
+        """Schedule no new requests until ``resume``; they queue meanwhile, and their timeouts run.
+
+        Calling it again changes the mode. ``is_draining`` says how long ``step`` has work to do.
+
+        Args:
+            mode: what becomes of unfinished requests. "abort" ends all, with ``finish_reason``
+                "abort"; "wait" lets those that have started finish; "keep" freezes them where they
+                are: they keep their KV and go on after ``resume``.
+            for_sleep: resume when the engine wakes up, unless it was paused before.
+
+        Raises:
+            InvalidRequestError: ``mode`` is none of these.
+        """
+        ...
+
+    def resume(self) -> None:
+        """End a pause.
+
+        Raises:
+            EngineSleepingError: the engine sleeps; ``wake_up`` resumes it.
+        """
+        ...
+
+    def is_paused(self) -> bool:
+        """Whether the engine is paused, or sleeps."""
+        ...
+
+    def is_draining(self) -> bool:
+        """Whether a paused engine has anything left to compute or to return."""
+        ...
+
+    def check_sleep_level(self, level: int) -> None:
+        """Check the level of a sleep before the pause.
+
+        Raises:
+            InvalidRequestError: it is neither 1 nor 2.
+        """
+        ...
+
+    def sleep(self, level: int = 1) -> None:
+        """Give back the memory of the KV pool and of the weights; compiled programs stay.
+
+        All KV is forgotten. Requests that have started are computed again after ``wake_up``, up to
+        where they are; named prefixes keep their tokens, and are filled again by the first request
+        that starts with them. While the engine sleeps, new requests are refused.
+
+        Args:
+            level: 1 copies the weights to host memory; 2 drops them, and ``wake_up`` loads those
+                of the checkpoint.
+
+        Raises:
+            InvalidRequestError: another level.
+            OutOfMemoryError: the host has no memory for the weights; the engine does not sleep.
+        """
+        ...
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Take the memory again, of all or of some; resume once all is there.
+
+        Args:
+            tags: "weights" and "kv_cache", in a list; None for both. Tags that are awake are
+                ignored.
+
+        Raises:
+            InvalidRequestError: another tag.
+            OutOfMemoryError: the devices have no memory for it; call it again.
+        """
+        ...
+
+    def is_sleeping(self) -> bool:
+        """Whether ``wake_up`` has to be called, for one tag at least."""
         ...
 
     def reset_prefix_cache(self) -> Any:

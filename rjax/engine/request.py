@@ -134,6 +134,11 @@ class Request:
         )
 
     @property
+    def has_started(self) -> bool:
+        """Whether one of its sequences has been given pages."""
+        return any([sequence.num_cached is not None for sequence in self.sequences])
+
+    @property
     def finished(self) -> bool:
         """Whether all its sequences are finished."""
         if len(self.completions) == 1:

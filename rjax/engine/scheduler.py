@@ -60,7 +60,7 @@ class Scheduler:
         page_tables: page table of each page group, and that of the states behind them; row s lists
             the pages of the sequence in slot s. Entries of pages that it does not hold are stale;
             of states they are -1 between those that it holds.
-        holds_new: whether only sequences of requests that have started may be admitted.
+        holds_new: reasons for which only sequences of requests that have started are admitted.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Scheduler:
         self.swapped: list[Sequence] = []
         self.cost = cost or PreemptionCost()
         self.num_preemptions = 0
-        self.holds_new = False
+        self.holds_new: set[str] = set()
         self.page_tables: Int[np.ndarray, "groups slots M"] = np.zeros(
             (len(pool.windows) + (states is not None), limits.num_slots, max_pages), np.int32
         )
@@ -455,9 +455,20 @@ class Scheduler:
             for sequence in group:
                 sequence.group_pages = self.blocks.num_available - before
 
-    def preempt(self, victim: Sequence) -> None:
+    def preempt_all(self) -> None:
+        """Put all running and swapped sequences back into the waiting queue; nothing is saved."""
+        for sequence in list(self.running):
+            self.preempt(sequence, may_swap=False)
+        for sequence in list(self.swapped):
+            self._unqueue(sequence)
+            self._swapper.release(sequence)
+            self._queue(sequence, _WAITING)
+        self._operations.take()
+
+    def preempt(self, victim: Sequence, *, may_swap: bool = True) -> None:
         """Put a running sequence back into a queue and free its pages."""
-        status = SequenceStatus.SWAPPED if self._swapper.swap_out(victim) else _WAITING
+        swapped = may_swap and self._swapper.swap_out(victim)
+        status = SequenceStatus.SWAPPED if swapped else _WAITING
         self._registrar.partial_page(victim, victim.num_known)
         self._leave(victim)
         victim.num_computed = victim.num_stored = 0

@@ -40,8 +40,10 @@ class UpdatableEngine(Closable, Engine):
 
     def try_finish_weight_update(self, mode: RunningMode = "wait") -> int | None:
         self._check_open()
+        self._check_takes_weights()
         running = self._weights.check(mode, self._worker)
         if mode == "wait" and running:
+            self._check_finishing()
             return None
         if mode == "abort":
             for request_id in running:
@@ -60,6 +62,14 @@ class UpdatableEngine(Closable, Engine):
     def cancel_weight_update(self) -> None:
         self._check_open()
         self._weights.cancel()
+
+    @abc.abstractmethod
+    def _check_takes_weights(self) -> None:
+        """Check that there are weights, which do not sleep."""
+
+    @abc.abstractmethod
+    def _check_finishing(self) -> None:
+        """Check that running requests go on, before a wait for them."""
 
     @abc.abstractmethod
     def _read_in_flight(self) -> None:

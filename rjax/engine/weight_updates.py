@@ -15,6 +15,8 @@ from rjax.models.adopting.mapping import NameMap, WeightMapping, flat_items
 from rjax.models.adopting.mappings import named_mapping
 from rjax.models.adopting.staged import StagedTensor, staged_tensors
 
+_UPDATE = "update"  # why the scheduler holds new requests
+
 
 @dataclasses.dataclass(slots=True)
 class _Transaction:
@@ -137,13 +139,14 @@ class WeightUpdates:
         except BaseException:
             self.cancel()
             raise
-        self._scheduler.holds_new = mode == "wait"
+        if mode == "wait":
+            self._scheduler.holds_new.add(_UPDATE)
         return self._running()
 
     def cancel(self) -> None:
         """Drop what has arrived; nothing happens without an update."""
         self._open = None
-        self._scheduler.holds_new = False
+        self._scheduler.holds_new.discard(_UPDATE)
 
     def _started(self) -> _Transaction:
         if self._open is None:
@@ -170,6 +173,10 @@ class WeightUpdates:
         except Exception as error:
             self.failure = without_frames(error)
             self.check_usable()
+        self.start_version()
+
+    def start_version(self) -> None:
+        """Count other weights as a new version: no KV from before is found any more."""
         self._roots.weights_version += 1
         running = set(self._running())
         self._prefixes.forget_kv(running, self._roots.of)

@@ -12,6 +12,8 @@ _KNOWN: dict[str, type[Exception]] = {
         errors.ContextLengthError,
         errors.EngineClosedError,
         errors.EngineDeadError,
+        errors.EnginePausedError,
+        errors.EngineSleepingError,
         errors.GrammarFailedError,
         errors.InvalidConfigError,
         errors.InvalidRequestError,

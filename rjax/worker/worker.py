@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ from rjax.worker.programs.warmup import (
     short_multi_step_keys,
     warmup_keys,
 )
+from rjax.worker.sleeping import SleepingWeights, out_of_memory
 from rjax.worker.step.builder import StepInputBuilder
 from rjax.worker.step.features import StepFeatures, features_of, step_features
 from rjax.worker.step.layout import PackedLayouts
@@ -76,6 +77,7 @@ class Worker(StepWorker):
         plan: devices, dtypes, kernels, limits and step shapes.
         policy: decides whether several decode steps run as one program, if the configuration has no
             number of them; None for one step.
+        reload: loads the model again, for a wake-up without weights; None if it cannot be.
 
     Attributes:
         shapes: shapes of the compiled steps.
@@ -90,6 +92,7 @@ class Worker(StepWorker):
         loaded: LoadedModel,
         plan: EnginePlan,
         policy: MultiStepPolicy | None = None,
+        reload: Callable[[], LoadedModel] | None = None,
     ) -> None:
         model, config, limits = loaded.config, plan.config, plan.limits
         backend, mesh, kv_dtype = plan.backend, plan.mesh, plan.kv_dtype
@@ -123,19 +126,18 @@ class Worker(StepWorker):
             kv_dtype=kv_dtype,
             mesh=mesh,
         )
-        self._state = DeviceState(
-            make_step_state(
-                model,
-                groups,
-                pool=self.pool,
-                page_size=page_size,
-                num_slots=limits.num_slots,
-                dtype=self._dtype,
-                kv_dtype=kv_dtype,
-                mesh=mesh,
-                peers=peers,
-            )
+        self._make_state = functools.partial(
+            make_step_state,
+            model,
+            groups,
+            pool=self.pool,
+            page_size=page_size,
+            num_slots=limits.num_slots,
+            dtype=self._dtype,
+            kv_dtype=kv_dtype,
+            mesh=mesh,
         )
+        self._state = DeviceState(self._make_state(peers=peers))
         # If a process ended while the device still computes, XLA's threads would release the host's
         # arrays in an interpreter that is gone, and abort the process.
         self._wait_at_end = weakref.finalize(self, self._state.wait)
@@ -169,6 +171,7 @@ class Worker(StepWorker):
         programs = StepPrograms(graph, treedef, backend, mesh, layouts)
         compiled = CompiledPrograms(programs, arguments, store)
         self._runner = StepRunner(leaves, compiled, mesh, model.vocab_size, layouts)
+        self._weights = SleepingWeights(self._runner, reload)
         self._background: BackgroundWarmup | None = None
         self._queue = MultiStepQueue(self._runner, self._state, number, self._policy)
         self.num_host_pages, self.num_host_states = host_room(config.cache, self.pool)
@@ -255,6 +258,22 @@ class Worker(StepWorker):
                 weight_bytes = sum(leaf.nbytes for leaf in self._runner.leaves) // self._mesh.size
                 several = self._policy is None or may_pay(weight_bytes, self.num_decode_steps)
                 self._compile(modes, several=several)
+
+    def sleep(self, level: int) -> None:
+        self._queue.flush()
+        self._state.wait()
+        self._weights.sleep(level)
+        self._mover.forget()
+        self._state_mover.forget()
+        self._state.drop()
+
+    def wake_up(self, tag: str) -> None:
+        if tag == "weights":
+            self._weights.wake_up()
+            return
+        with out_of_memory("the KV pool"):
+            self._state.arrays = self._make_state(peers=self._state.arrays.peers)
+            jax.block_until_ready(self._state.arrays)
 
     def admit(self, rows: Mapping[int, SlotRow]) -> None:
         self._queue.flush()

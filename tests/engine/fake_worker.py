@@ -53,6 +53,7 @@ class FakeWorker:
         self.pages = [[None] * page_size for _ in range(num_pages)]
         self.host = [[None] * page_size for _ in range(num_host_pages)]
         self.truth = {}
+        self.asleep: set[str] = set()
         self.moved = {CopyPages: 0, SwapOut: 0, SwapIn: 0, SwapInState: 0}
         self.computed = 0
         self.compiling: set[str] = set()  # requests whose programs are missing
@@ -81,6 +82,18 @@ class FakeWorker:
         weights that the sequence may read."""
         own = (found[0], self.version) if sequence.request_id in self.keeping else found
         return own == (right, self.version)
+
+    def sleep(self, level: int) -> None:
+        assert level in (1, 2)
+        self.asleep |= {"weights", "kv_cache"}
+        self.pages, self.host = [None] * len(self.pages), [None] * len(self.host)
+        self.states, self.tails = [None] * len(self.states), [None] * len(self.tails)
+
+    def wake_up(self, tag: str) -> None:
+        self.asleep.remove(tag)
+        if tag == "kv_cache":
+            self.pages = [[None] * self.page_size for _ in self.pages]
+            self.host = [[None] * self.page_size for _ in self.host]
 
     def measure_page_seconds(self) -> float:
         """Some time."""
@@ -122,6 +135,7 @@ class FakeWorker:
 
     def dispatch(self, batch, tables, *, may_queue, streams):
         S, limits = self.page_size, self.limits
+        assert not self.asleep
         assert sum(item.samples for item in batch) <= limits.max_num_seqs
         assert len(batch) <= limits.max_num_seqs + limits.max_prefill_ahead_seqs
         assert sum(item.stop - item.start for item in batch) <= limits.max_num_batched_tokens

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rjax.batch.page_groups import pages_held
 from rjax.batch.step_worker import StatePoolSize
-from rjax.errors import InvalidWeightsError, OutOfMemoryError
+from rjax.errors import EnginePausedError, InvalidWeightsError, OutOfMemoryError
 from rjax.sampling import SamplingParams
 from tests.properties import num_examples
 
@@ -19,6 +19,7 @@ from .invariants import check
 
 pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 
+GREEDY = SamplingParams(temperature=0, max_tokens=1)
 LENGTH = 16  # most tokens of a sequence
 
 
@@ -116,7 +117,7 @@ class EngineMachine(RuleBasedStateMachine):
             moved = self.engine._worker.computed - before
             assert moved <= 7, "the token budget"
             # Progress: with work to do, some step of any three computes.
-            busy = bool(self.engine._requests)
+            busy = bool(self.engine._requests) and not self.engine.is_paused()
             self.quiet = 0 if moved or not busy else self.quiet + 1
             assert self.quiet < 3, "nothing moves"
             check(self.engine)
@@ -128,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, "x"]),
     )
     def pin(self, name, prefix, salt):
-        with contextlib.suppress(OutOfMemoryError):
+        with contextlib.suppress(OutOfMemoryError, EnginePausedError):
             self.engine.add_prefix(name, prefix, cache_salt=salt)
 
     @precondition(lambda self: self.engine.prefixes())
@@ -178,6 +179,8 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self):
         if self.engine is None:
             return
+        if self.engine.is_paused():
+            self.engine.resume()
         for _ in range(2000):
             if not self.engine.has_unfinished_requests():
                 break

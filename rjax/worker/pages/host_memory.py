@@ -64,6 +64,11 @@ class CopiesInFlight:
         ):
             jax.block_until_ready(copies.popleft())
 
+    def wait_for_all(self) -> None:
+        """Wait until none is under way."""
+        while self._copies:
+            jax.block_until_ready(self._copies.popleft())
+
     def add(self, copies: list[Any]) -> None:
         """Note copies that have started together."""
         self._copies.append(copies)

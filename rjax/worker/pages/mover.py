@@ -107,6 +107,11 @@ class PageMover:
                     pools = self._in(pools, slots, pages)
         return pools
 
+    def forget(self) -> None:
+        """Free the memory of all host slots, after the copies in flight."""
+        self._in_flight.wait_for_all()
+        self._slots.clear()
+
     def warmup(self, pools: Pools) -> Pools:
         """Run the copies of every size; nothing is written."""
         for size in self._sizes():

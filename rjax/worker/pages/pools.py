@@ -1,6 +1,8 @@
 """The arrays of the KV pool, and bytes of a page."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +46,13 @@ def make_pools(
     """K and V pools of zeros for all groups, sharded over K on the mesh axis ``tensor``."""
     shape = (num_pages, *page_shape(config, groups, page_size))
     sharding = NamedSharding(mesh, PartitionSpec(None, "tensor", None, None))
-    zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)
+    zeros = _zeros(shape, jnp.dtype(dtype), sharding)
     k_pages, v_pages = ([zeros() for _ in range(groups.num_pools)] for _ in range(2))
     return k_pages, v_pages
+
+
+@functools.lru_cache(maxsize=8)  # a pool that is made again needs no compilation
+def _zeros(
+    shape: tuple[int, ...], dtype: jnp.dtype, sharding: NamedSharding
+) -> Callable[[], Array]:
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)

@@ -92,6 +92,11 @@ class StateMover:
                             states = self._in(states, fields, index, found)
         return states
 
+    def forget(self) -> None:
+        """Free the memory of all host slots, after the copies in flight."""
+        self._in_flight.wait_for_all()
+        self._slots.clear()
+
     def warmup(self, states: list[LayerStates]) -> list[LayerStates]:
         """Run each copy; nothing is written."""
         for fields, on_host in self._on_host.items():

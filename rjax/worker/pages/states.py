@@ -1,7 +1,9 @@
 """The states of a model: their arrays on the devices, and the bytes that they take."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,6 +54,19 @@ def make_states(
     """States of zeros of all layers that have them, sharded over their key heads."""
     linear = model.linear
     assert linear is not None
+    make = _maker(linear, num_states, num_slots, page_size, jnp.dtype(dtype), mesh)
+    return [make() for _ in range(sum(linear.layers))]
+
+
+@functools.lru_cache(maxsize=8)  # states that are made again need no compilation
+def _maker(
+    linear: LinearAttentionConfig,
+    num_states: int,
+    num_slots: int,
+    page_size: int,
+    dtype: jnp.dtype,
+    mesh: Mesh,
+) -> Callable[[], LayerStates]:
     shapes = _shapes(
         linear, num_states=num_states, num_slots=num_slots, page_size=page_size, dtype=dtype
     )
@@ -64,8 +79,7 @@ def make_states(
     def zeros() -> LayerStates:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    make = jax.jit(zeros, out_shardings=shardings)
-    return [make() for _ in range(sum(linear.layers))]
+    return jax.jit(zeros, out_shardings=shardings)
 
 
 def read_state(states: list[LayerStates], page: int) -> UInt8[np.ndarray, " X"]:

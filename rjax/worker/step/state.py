@@ -84,6 +84,11 @@ class DeviceState:
         with contextlib.suppress(RuntimeError):
             jax.block_until_ready(self.arrays)
 
+    def drop(self) -> None:
+        """Give back all arrays but the exchange buffers, whose addresses programs hold."""
+        dropped: StepState = jax.tree.map(lambda _: None, self.arrays)
+        self.arrays = dataclasses.replace(dropped, peers=self.arrays.peers)
+
     def admit(self, rows: Mapping[int, SlotRow]) -> None:
         """Fill slots of the sampling state; nothing of their last sequences remains."""
         self.set_sampling(admit(self.arrays.sampling, rows))
