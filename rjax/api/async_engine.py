@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from rjax.api.lifecycle import AsyncLifecycle
 from rjax.api.request_queue import QueueLimits, RequestQueue
 from rjax.api.weight_client import WeightClient
 from rjax.engine.protocol import Engine
@@ -92,10 +93,12 @@ class AsyncLLMEngine:
     Attributes:
         channel: the channel to the engine.
         weights: gives the engine new weights.
+        lifecycle: pauses the engine and puts it to sleep.
     """
 
     def __init__(self, engine: Engine | EngineChannel, limits: QueueLimits | None = None) -> None:
         self.channel = engine if isinstance(engine, EngineChannel) else ThreadChannel(engine)
+        self.lifecycle = AsyncLifecycle(self.channel)
         self.limits = limits or QueueLimits()
         self._streams: dict[str, RequestStream] = {}  # by the engine's id of the request
         self._names: dict[str, RequestStream] = {}

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import pathlib
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
@@ -21,7 +21,7 @@ from rjax.api.scoring import per_token_logps, score_requests
 from rjax.closing import Closable
 from rjax.config import EngineConfig, RelaySettings
 from rjax.engine.arg_utils import EngineArgs
-from rjax.engine.protocol import Engine
+from rjax.engine.protocol import Engine, PauseMode
 from rjax.engine_channel.channel import EngineChannel, RemotePrefixEngine
 from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.engine_channel.thread_channel import ThreadChannel
@@ -275,6 +275,36 @@ class AsyncLLM(UpdatesWeightsAsync):
         refuse_arguments("AsyncLLM.reset_prefix_cache", vllm, RESET_ARGUMENTS)
         await self._ensure_started()
         await self._served.call_utility("reset_prefix_cache")
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Schedule no new requests until `resume`; see `LLM.pause`. Requests queue meanwhile."""
+        await self._ensure_started()
+        await self._served.lifecycle.pause(mode)
+
+    async def resume(self) -> None:
+        """End a pause."""
+        await self._ensure_started()
+        await self._served.lifecycle.resume()
+
+    async def is_paused(self) -> bool:
+        """Whether the engine is paused, or sleeps."""
+        await self._ensure_started()
+        return await self._served.lifecycle.is_paused()
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Give back the memory of the KV pool and of the weights, as `LLM.sleep`."""
+        await self._ensure_started()
+        await self._served.lifecycle.sleep(level, mode)
+
+    async def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Take the memory again, as `LLM.wake_up`."""
+        await self._ensure_started()
+        await self._served.lifecycle.wake_up(tags)
+
+    async def is_sleeping(self) -> bool:
+        """Whether some memory is given back."""
+        await self._ensure_started()
+        return await self._served.lifecycle.is_sleeping()
 
     async def stats(self) -> Any:
         """The engine's counters and memory figures."""

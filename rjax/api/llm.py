@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 from rjax.api.beam_search import BeamSearchOutput, BeamSearchParams, run_beam_search
 from rjax.api.output_stream import OutputStream
+from rjax.api.pausable_llm import PausableLLM
 from rjax.api.prefixed_prompts import PrefixedPrompts
 from rjax.api.prompts import Prompt, encode_conversations, raise_first_refusal, split_prompts
 from rjax.api.request_runner import (
@@ -31,7 +32,7 @@ from rjax.vllm.names import ARGUMENTS, RESET_ARGUMENTS, missing_attribute, refus
 
 
 @with_engine_options
-class LLM(Scoring, UpdatesWeights):
+class LLM(Scoring, UpdatesWeights, PausableLLM):
     """A model ready to generate.
 
     Calls from several threads run one after the other. Requests of `stream` also advance in the

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from rjax.api.request_runner import RequestRunner, StreamBuffer
 from rjax.closing import SynchronizedClosable
-from rjax.errors import EngineClosedError
+from rjax.errors import EngineClosedError, EnginePausedError
 from rjax.outputs import RequestOutput
 
 
@@ -39,6 +39,7 @@ class OutputStream(Iterator[RequestOutput]):
         Raises:
             StopIteration: all requests have finished, or the stream was closed.
             EngineClosedError: the LLM was closed.
+            EnginePausedError: the LLM is paused, and has no further output; the stream stays open.
         """
         if self._ended:
             raise StopIteration
@@ -46,6 +47,8 @@ class OutputStream(Iterator[RequestOutput]):
             try:
                 while (output := self._buffer.take()) is None and self._buffer.live:
                     self._runner.step()
+            except EnginePausedError:
+                raise
             except BaseException:
                 self._close()
                 raise

@@ -12,7 +12,7 @@ from rjax.api.progress import Progress
 from rjax.api.prompts import Prompt, raise_first_refusal
 from rjax.engine.protocol import Engine
 from rjax.engine_channel.output_queue import join_output
-from rjax.errors import InvalidRequestError, without_frames
+from rjax.errors import EnginePausedError, InvalidRequestError, without_frames
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import Tokenizer
@@ -99,7 +99,13 @@ class RequestRunner:
         return str(next(self._ids))
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return the outputs of requests that are not streamed."""
+        """Run one step and return the outputs of requests that are not streamed.
+
+        Raises:
+            EnginePausedError: the engine is paused, and no step would compute anything.
+        """
+        if not self._engine.has_unfinished_requests() and self._engine.is_paused():
+            raise EnginePausedError("the engine is paused and computes nothing; call resume first")
         while self._abandoned:
             self.close_stream(self._abandoned.popleft())
         others = []
@@ -206,7 +212,7 @@ class RequestRunner:
         return None
 
     def _step(self, waiting: set[str], done: dict[str, RequestOutput], progress: Progress) -> None:
-        if not self._engine.has_unfinished_requests():
+        if not (self._engine.has_unfinished_requests() or self._engine.is_paused()):
             raise RuntimeError(f"the engine lost {len(waiting)} requests; report this")
         progress.show()
         for output in self.step():

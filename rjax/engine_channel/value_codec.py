@@ -17,6 +17,7 @@ from rjax.structured.mask_request import MaskRequest
 _DEFAULTS = SamplingParams()
 _FIELDS = [f.name for f in dataclasses.fields(SamplingParams) if f.name != "structured_outputs"]
 _RESULTS: dict[str, Any] = {
+    **dict.fromkeys(("is_draining", "is_paused", "is_sleeping"), bool),
     "kernels": list[KernelUse],
     "load_prefix": NamedPrefix,
     "prefixes": list[NamedPrefix],

@@ -9,8 +9,6 @@ from rjax.errors import InvalidRequestError
 NO_ADAPTERS = "adapters are not supported; merge them into the weights"
 TEXT_ONLY = "models take text only"
 _BY_ONE = "the engine runs in one process, without workers to call"
-_NO_SLEEP = "an engine keeps its memory; close it, and make a new one later"
-_NO_PAUSE = "abort the requests, or wait for them"
 _NO_CODE = (
     "no code runs for each token; use logit_bias, allowed_token_ids, bad_words or "
     "structured_outputs"
@@ -96,13 +94,11 @@ METHODS: dict[str, str] = {
     "classify": "no supported model family pools",
     "collective_rpc": _BY_ONE,
     "get_metrics": "stats() has the figures",
-    "pause_generation": _NO_PAUSE,
-    "resume_generation": _NO_PAUSE,
+    "pause_generation": "call pause(mode)",
+    "resume_generation": "call resume()",
     "reward": "no supported model family pools",
-    "sleep": _NO_SLEEP,
     "start_profile": "use jax.profiler.start_trace",
     "stop_profile": "use jax.profiler.stop_trace",
-    "wake_up": _NO_SLEEP,
 }
 """Methods of `LLM` and `AsyncLLM`."""
 
