@@ -8,7 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import rjax
 from rjax.models.tables.demo import demo_questions, demo_system_prompt
-from rjax.serve.api import pooling, prefixes, server_info
+from rjax.serve.api import engine_state, pooling, prefixes, server_info
 from rjax.serve.api.bodies import json_body
 from rjax.serve.api.generating_routes import GENERATING_ROUTES, GeneratingRoutes
 from rjax.serve.api.openapi import request_body_schema
@@ -49,7 +49,7 @@ ROUTERS = (
     private,
     server_info.private,
 )
-OPERATOR_ROUTERS: tuple[APIRouter, ...] = ()
+OPERATOR_ROUTERS: tuple[APIRouter, ...] = (engine_state.router,)
 for path, route in GENERATING_ROUTES.items():
     route.document(private, path)
 

@@ -13,6 +13,7 @@ ROUTE_PATHS = (
     *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items"),
     "/v1/responses/{response_id}/cancel",
     *("/v1/prefixes", "/v1/prefixes/{name}", "/tokenize", "/detokenize"),
+    *("/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping"),
     *("/pooling", "/v1/score", "/v1/rerank", "/v1/embeddings"),
 )
 """The path of every route of `rjax.serve.api.app`."""

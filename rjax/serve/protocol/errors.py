@@ -13,6 +13,7 @@ from starlette.types import Scope
 from rjax.errors import (
     ContextLengthError,
     EngineDeadError,
+    EngineSleepingError,
     InvalidRequestError,
     OutOfMemoryError,
     OverloadedError,
@@ -82,6 +83,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(409, str(error), code="out_of_memory")
         case EngineDeadError():
             return ApiError(503, "the engine has stopped", code="engine_dead")
+        case EngineSleepingError():
+            return ApiError(503, str(error), code="engine_sleeping")
     _log.error("a request failed", exc_info=error)
     return ApiError(500, "the server failed on this request; its log says why")
 
@@ -137,6 +140,7 @@ def install_handlers(
         OverloadedError,
         OutOfMemoryError,
         EngineDeadError,
+        EngineSleepingError,
         Exception,
     ):
         app.add_exception_handler(kind, respond)

@@ -283,6 +283,24 @@ class LoadResponse(BaseModel):
     server_load: int
 
 
+class EngineStatus(BaseModel):
+    """Answer of the routes that pause and resume the engine."""
+
+    status: Literal["paused", "resumed"]
+
+
+class PausedStatus(BaseModel):
+    """Answer of /is_paused."""
+
+    is_paused: bool
+
+
+class SleepingStatus(BaseModel):
+    """Answer of /is_sleeping."""
+
+    is_sleeping: bool
+
+
 class HealthResponse(BaseModel):
     """Response of /health; ``compiled`` and ``of`` count programs while some are not compiled."""
 
