@@ -24,7 +24,8 @@ def generated(llm: LLM) -> list[list[int]]:
     return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("mode", ["keep", "abort", "wait"])
 def test_streams_are_paused_and_go_on(tiny_llm: LLM, mode) -> None:
     wanted = generated(tiny_llm)
     said: list[list[int]] = [[] for _ in PROMPTS]
