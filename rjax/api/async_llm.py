@@ -21,7 +21,7 @@ from rjax.api.scoring import per_token_logps, score_requests
 from rjax.closing import Closable
 from rjax.config import EngineConfig, RelaySettings
 from rjax.engine.arg_utils import EngineArgs
-from rjax.engine.protocol import Engine, PauseMode
+from rjax.engine.protocol import Engine, RunningMode
 from rjax.engine_channel.channel import EngineChannel, RemotePrefixEngine
 from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.engine_channel.thread_channel import ThreadChannel
@@ -276,7 +276,7 @@ class AsyncLLM(UpdatesWeightsAsync):
         await self._ensure_started()
         await self._served.call_utility("reset_prefix_cache")
 
-    async def pause(self, mode: PauseMode = "abort") -> None:
+    async def pause(self, mode: RunningMode = "abort") -> None:
         """Schedule no new requests until `resume`; see `LLM.pause`. Requests queue meanwhile."""
         await self._ensure_started()
         await self._served.lifecycle.pause(mode)
@@ -291,7 +291,7 @@ class AsyncLLM(UpdatesWeightsAsync):
         await self._ensure_started()
         return await self._served.lifecycle.is_paused()
 
-    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+    async def sleep(self, level: int = 1, mode: RunningMode = "abort") -> None:
         """Give back the memory of the KV pool and of the weights, as `LLM.sleep`."""
         await self._ensure_started()
         await self._served.lifecycle.sleep(level, mode)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from rjax.api.request_runner import RequestRunner
 from rjax.closing import SynchronizedClosable, synchronized
-from rjax.engine.protocol import Engine, PauseMode
+from rjax.engine.protocol import Engine, RunningMode
 
 
 class PausableLLM(SynchronizedClosable):
@@ -18,7 +18,7 @@ class PausableLLM(SynchronizedClosable):
     _runner: RequestRunner
 
     @synchronized
-    def pause(self, mode: PauseMode = "abort") -> None:
+    def pause(self, mode: RunningMode = "abort") -> None:
         """Schedule no new requests until `resume`.
 
         It returns when no step has anything left to do. Calls of other threads come first: while
@@ -52,7 +52,7 @@ class PausableLLM(SynchronizedClosable):
         return self.engine.is_paused()
 
     @synchronized
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+    def sleep(self, level: int = 1, mode: RunningMode = "abort") -> None:
         """Give back the device memory of the KV pool and of the weights; compiled programs stay.
 
         All KV is forgotten. Named prefixes and the system prompt are computed again by the first
