@@ -50,6 +50,8 @@ class WeightAdopter:
 
     def __init__(self, model: Decoder, config: ModelConfig, mesh: Mesh) -> None:
         self._model, self._config, self._mesh = model, config, mesh
+        # Collectives of several programs wait for the threads of each other on a CPU.
+        self._in_turn = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self._memory_kind: str = mesh.devices.flat[0].default_memory().kind
         paths, _ = jax.tree.flatten_with_path(
             nnx.state(model), is_leaf=lambda node: isinstance(node, nnx.Variable)
@@ -108,7 +110,9 @@ class WeightAdopter:
                 leaves[place] = leaf
             for name in {name for names in weight.tensors for name in names}:
                 update.staged.pop(name, None)
-            if from_host:
+            if self._in_turn:
+                jax.block_until_ready(new)
+            elif from_host:
                 waiting.append(new)
                 if len(waiting) > _WEIGHTS_AHEAD:
                     jax.block_until_ready(waiting.pop(0))
@@ -221,8 +225,8 @@ class WeightAdopter:
 
     def _finite(self, array: Any) -> list[Bool[Array, ""]]:
         """Whether the parts of an array are finite, computed on its devices or on the engine's."""
-        if isinstance(array, jax.Array):
-            return [_all_finite(array)]
+        if isinstance(array, jax.Array):  # by device, without a sum over all of them
+            return [_all_finite(shard.data) for shard in array.addressable_shards]
         rows = max(1, _CHECKED_BYTES * len(array) // max(1, array.nbytes)) if array.ndim else 1
         parts = [array[i : i + rows] for i in range(0, len(array), rows)] if array.ndim else [array]
         device = self._mesh.devices.flat[0]

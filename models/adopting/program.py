@@ -89,7 +89,10 @@ class AdoptProgram:
         return run.lower(tuple(arrays), indices, tuple(old)).compile()
 
     def trace(
-        self, arrays: tuple[Array, ...], indices: Int32[Array, "X 2"], old: tuple[Array, ...]
+        self,
+        arrays: tuple[Array, ...],
+        indices: Int32[Array | np.ndarray, "X 2"],
+        old: tuple[Array, ...],
     ) -> tuple[Array, ...]:
         """The new arrays; traced.
 

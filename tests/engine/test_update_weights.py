@@ -122,36 +122,42 @@ from tests.engine.test_update_weights import CONFIG, MOE, WIDE, answers, folder,
 from tests.engine.tiny import make_engine
 path = pathlib.Path(sys.argv[1])
 mesh = Mesh(np.array(jax.devices()), ("fsdp",))
-for name, fields, options in (
-    ("plain", CONFIG, {}), ("fp8", WIDE, {"quantization": "fp8"}),
-    ("experts", MOE, {}), ("whole experts", MOE, {"enable_expert_parallel": True}),
-):
-    options = {"load_format": "auto", "num_pages": 40, "tensor_parallel_size": 2, **options}
-    old = make_engine(folder(path / f"{name} old", fields), **options)
-    new = make_engine(folder(path / f"{name} new", fields, 2), **options)
-    first, right = answers(old), answers(new)
-    given = weights(fields, 2)
-    update(old, given)
-    assert answers(old) == right != first
-    update(old, weights(fields, 1))
-    sharded = {
-        key: jax.device_put(value, NamedSharding(
-            mesh, PartitionSpec("fsdp") if value.shape[0] % 2 == 0 else PartitionSpec()
-        ))
-        for key, value in given.items()
-    }
-    update(old, sharded)
-    assert answers(old) == right
-    update(old, weights(fields, 1))
-    update(old, {key: jax.device_put(value, jax.devices()[1]) for key, value in given.items()})
-    assert answers(old) == right
+fields, options = {
+    "plain": (CONFIG, {}), "fp8": (WIDE, {"quantization": "fp8"}), "experts": (MOE, {}),
+    "whole experts": (MOE, {"enable_expert_parallel": True}),
+}[sys.argv[2]]
+options = {"load_format": "auto", "num_pages": 40, "tensor_parallel_size": 2, **options}
+old = make_engine(folder(path / "old", fields), **options)
+new = make_engine(folder(path / "new", fields, 2), **options)
+first, right = answers(old), answers(new)
+given = weights(fields, 2)
+update(old, given)
+assert answers(old) == right != first
+update(old, weights(fields, 1))
+sharded = {
+    key: jax.device_put(value, NamedSharding(
+        mesh, PartitionSpec("fsdp") if value.shape[0] % 2 == 0 else PartitionSpec()
+    ))
+    for key, value in given.items()
+}
+update(old, sharded)
+assert answers(old) == right
+update(old, weights(fields, 1))
+update(old, {key: jax.device_put(value, jax.devices()[1]) for key, value in given.items()})
+assert answers(old) == right
 print("done")
 """
 
 
-@pytest.mark.thorough
-def test_two_devices_and_arrays_of_another_mesh(tmp_path):
-    program = f"import sys; sys.argv = ['', {str(tmp_path)!r}]\n" + _TWO_DEVICES
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("fp8", marks=pytest.mark.thorough),
+        *(pytest.param(w, marks=pytest.mark.slow) for w in ("plain", "experts", "whole experts")),
+    ],
+)
+def test_two_devices_and_arrays_of_another_mesh(what, tmp_path):
+    program = f"import sys; sys.argv = ['', {str(tmp_path)!r}, {what!r}]\n" + _TWO_DEVICES
     assert run_on_virtual_devices(program, 2).strip().endswith("done")
 
 
