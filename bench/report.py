@@ -19,7 +19,6 @@ from bench import (
     attention,
     quantised_answers,
     replicas,
-    rollout,
     serve_replicas,
     server_share,
     swap,
@@ -42,6 +41,7 @@ from bench.kernels import (
 from bench.load_weights import __main__ as load_weights
 from bench.longbench import __main__ as longbench
 from bench.machine_code import __main__ as machine_code
+from bench.rollout import __main__ as rollout
 from bench.startup import __main__ as startup
 from rjax.benchmarks import latency, serve_report
 from rjax.benchmarks.text_tables import markdown

@@ -47,10 +47,7 @@ def fuse_weights(setup: Setup, weights: Any, mapping: str | WeightMapping | None
         arrays = tuple(jnp.asarray(tensor.array) for tensor in tensors)
         indices = jnp.asarray([(*tensor.index, 0, 0)[:2] for tensor in tensors], jnp.int32)
         made |= zip(weight.paths, weight.program.trace(arrays, indices, ()), strict=True)
-    variables, _ = jax.tree.flatten_with_path(
-        state, is_leaf=lambda node: isinstance(node, nnx.Variable)
-    )
-    paths = [".".join(str(key.key) for key in keys) for keys, _ in variables]
+    paths = _paths(state)
     missing = [path for path in paths if path not in made]
     if missing:
         raise CheckpointError(f"the weights cannot be used: they lack {', '.join(missing[:3])}")
@@ -61,7 +58,19 @@ def fuse_weights(setup: Setup, weights: Any, mapping: str | WeightMapping | None
 
 
 def prepared_weights(setup: Setup, weights: Any, mapping: str | WeightMapping | None) -> Any:
-    """The weights as they are, if they have the structure of ``prepare``; else ``fuse_weights``."""
+    """The weights as they are, if they have the paths of ``prepare``; else ``fuse_weights``."""
     if jax.tree.structure(weights) == setup.treedef:
         return weights
+    if isinstance(weights, nnx.State):
+        state = jax.tree.unflatten(setup.treedef, setup.leaves)
+        if _paths(weights) == _paths(state):  # with other metadata
+            return weights
     return fuse_weights(setup, weights, mapping)
+
+
+def _paths(state: nnx.State) -> list[str]:
+    """The path of each variable, such as "layers.0.attention.qkv.weight"."""
+    variables, _ = jax.tree.flatten_with_path(
+        state, is_leaf=lambda node: isinstance(node, nnx.Variable)
+    )
+    return [".".join(str(key.key) for key in keys) for keys, _ in variables]

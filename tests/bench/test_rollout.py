@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from bench import rollout
 from bench.ceilings import Ceilings
-from bench.rollout import Load, floor_seconds, lognormal_lengths, simulate
+from bench.rollout import __main__ as rollout
+from bench.rollout.loads import Load, floor_seconds, lognormal_lengths, simulate
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.records import load
 from rjax.models import config_from_dict
