@@ -68,7 +68,7 @@ def prepared_weights(setup: Setup, weights: Any, mapping: str | WeightMapping | 
     return fuse_weights(setup, weights, mapping)
 
 
-def _paths(state: nnx.State) -> list[str]:
+def _paths(state: Any) -> list[str]:
     """The path of each variable, such as "layers.0.attention.qkv.weight"."""
     variables, _ = jax.tree.flatten_with_path(
         state, is_leaf=lambda node: isinstance(node, nnx.Variable)
