@@ -18,9 +18,9 @@ SCARCE: dict[str, Any] = REFILL | {"num_pages": 15, "tail_rows": (2,)}
 
 
 @functools.cache
-def program(**sizes) -> Any:
+def program(relay="on", **sizes) -> Any:
     """The setup, its weights and the jitted rollout with what may be traced as arguments."""
-    setup, weights = prepared()
+    setup, weights = prepared(relay=relay)
 
     def run(weights, tokens, lengths, keys, **traced):
         return functional.rollout(
@@ -39,7 +39,8 @@ def program(**sizes) -> Any:
     return setup, weights, jax.jit(run)
 
 
-def rolled(sizes: dict[str, Any], **traced) -> Rollout:
+def rolled(sizes: dict[str, Any], prompt=slice(None), **traced) -> Rollout:
+    """The samples of all prompts, or of those of a slice."""
     _, weights, run = program(**sizes)
     options = {
         "end_token": [7, -1],
@@ -49,12 +50,13 @@ def rolled(sizes: dict[str, Any], **traced) -> Rollout:
         "temperature": np.full(PROMPTS, 0.8, np.float32),
     }
     given = {name: jnp.asarray(value) for name, value in (options | traced).items()}
-    tokens, lengths = prompts(PROMPTS)
+    given = {k: v if k == "end_token" else v[prompt] for k, v in given.items()}
     keys = jax.random.split(jax.random.key(2), PROMPTS)
-    return jax.tree.map(np.asarray, run(weights, tokens, lengths, keys, **given))
+    batch = [x[prompt] for x in (*prompts(PROMPTS), keys)]
+    return jax.tree.map(np.asarray, run(weights, *batch, **given))
 
 
-VARIED = {
+VARIED: dict[str, Any] = {
     "end_token": [7, 30],
     "stop_token_ids": [[3, -1], [-1, -1], [11, 12], [-1, 5], [-1, -1]],
     "ignore_eos": [False, True, True, False, False],
@@ -79,6 +81,17 @@ def test_refilled_rows_give_the_tokens_of_all_at_once(sizes):
         for name in ("logprobs", "processed_logprobs"):
             np.testing.assert_allclose(getattr(got, name), getattr(want, name), atol=1e-5)
     assert program(**sizes)[2]._cache_size() == 1, "nothing compiles for other values"
+
+
+@pytest.mark.slow
+def test_a_prompt_alone_and_without_relay_has_the_same_tokens():
+    want = rolled(SCARCE, **VARIED)
+    alone = rolled({}, slice(3, 4), **VARIED | {"max_tokens": [NEW] * PROMPTS})
+    free = rolled(SCARCE, **VARIED | {"max_tokens": [NEW] * PROMPTS})
+    np.testing.assert_array_equal(alone.tokens[0], free.tokens[3])
+    off = rolled(SCARCE | {"relay": "off"}, **VARIED)
+    np.testing.assert_array_equal(off.tokens, want.tokens)
+    np.testing.assert_allclose(off.logprobs, want.logprobs, atol=1e-5)
 
 
 @pytest.mark.thorough
