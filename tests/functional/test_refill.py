@@ -86,8 +86,9 @@ def test_refilled_rows_give_the_tokens_of_all_at_once(sizes):
 @pytest.mark.slow
 def test_a_prompt_alone_and_without_relay_has_the_same_tokens():
     want = rolled(SCARCE, **VARIED)
-    alone = rolled({}, slice(3, 4), **VARIED | {"max_tokens": [NEW] * PROMPTS})
-    free = rolled(SCARCE, **VARIED | {"max_tokens": [NEW] * PROMPTS})
+    longer: dict[str, Any] = VARIED | {"max_tokens": [NEW] * PROMPTS}
+    alone = rolled({}, slice(3, 4), **longer)
+    free = rolled(SCARCE, **longer)
     np.testing.assert_array_equal(alone.tokens[0], free.tokens[3])
     off = rolled(SCARCE | {"relay": "off"}, **VARIED)
     np.testing.assert_array_equal(off.tokens, want.tokens)
