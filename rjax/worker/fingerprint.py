@@ -15,17 +15,27 @@ _SEEDS = (0x9E3779B9, 0x7F4A7C15, 0x85EBCA6B, 0xC2B2AE35)
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
-def model_fingerprint(config: ModelConfig, leaves: list[jax.Array]) -> str:
+def model_fingerprint(
+    config: ModelConfig, leaves: list[jax.Array], *, devices_of_pages: int = 1
+) -> str:
     """A SHA-256 hex digest of the configuration and of hashes of all weights.
 
     The devices hash their own weights, so that none passes through the host. Where the experts are
     and how weights are divided among devices do not change it. Other weights have the same hashes
     by chance alone (once in 2^128), but such weights can be made on purpose.
+
+    Args:
+        config: the model's configuration.
+        leaves: its weights.
+        devices_of_pages: number of devices, where the content of a page depends on it: those of
+            layers that share a page have their heads in the order of the devices.
     """
     if config.experts is not None:
         experts = dataclasses.replace(config.experts, parallel=False)
         config = dataclasses.replace(config, experts=experts)
     digest = hashlib.sha256(repr(config).encode())
+    if devices_of_pages > 1:
+        digest.update(f"{devices_of_pages} devices".encode())
     hashes = [_hashes(leaf) for leaf in leaves]
     for leaf, found in zip(leaves, hashes, strict=True):
         digest.update(f"{leaf.dtype}{leaf.shape}".encode())

@@ -227,7 +227,12 @@ class Worker(StepWorker):
         ]
 
     def fingerprint(self) -> str:
-        return model_fingerprint(self._model_config, self._runner.leaves)
+        several = bool(self.shapes.largest.groups.layers_a_page)
+        return model_fingerprint(
+            self._model_config,
+            self._runner.leaves,
+            devices_of_pages=self._mesh.size if several else 1,
+        )
 
     def compile_progress(self) -> CompileProgress:
         if self._background is not None:

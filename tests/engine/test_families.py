@@ -24,7 +24,7 @@ MULTIMODAL = tuple(json.loads((GOLDENS / "multimodal" / "cases.json").read_text(
 OTHERS = json.loads((GOLDENS / "families" / "cases.json").read_text())
 CASES = sorted([*OTHERS, *LATENT, *MULTIMODAL])
 LENGTH, NEW_TOKENS = 64, 8
-LARGE_HYBRIDS = {"qwen3_next", "qwen3_5_moe"}
+DEAR = {"gemma4moe", "qwen3_next", "qwen3_5_moe"}
 
 pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 
@@ -70,11 +70,11 @@ def few_pages(folder) -> int:
 
 def cases():
     """One of each family and relay attention alone: each compiles programs of its own. The goldens
-    of tests/models have all. Text models with towers, and the larger hybrids, are thorough."""
+    of tests/models have all. Those with towers, and some that compile for long, are thorough."""
     families = set()
     for name in CASES:
         family = re.split(r"_[a-z]\d", name)[0]
-        dear = folder_of(name).parts[-3] == "multimodal" or family in LARGE_HYBRIDS
+        dear = folder_of(name).parts[-3] == "multimodal" or family in DEAR
         for relay in ("on", "off", "auto"):
             first = relay == "on" and family not in families
             marks = (

@@ -315,16 +315,17 @@ def test_published_configs_of_gemma_4(name, heads, sizes, tmp_path):
     text = {
         "num_attention_heads": N,
         "num_key_value_heads": K,
+        "num_global_key_value_heads": of_full,
         "attention_k_eq_v": True,
         "head_dim": 256,
         "global_head_dim": 512,
-        "num_global_key_value_heads": of_full,
         "sliding_window": 1024,
         "final_logit_softcapping": 30.0,
         "vocab_size": 262_144,
-        **({} if name == "Gemma4Unified" else {"hidden_size_per_layer_input": 0}),
         "use_bidirectional_attention": "vision",
     }
+    if name == "Gemma4":
+        text["hidden_size_per_layer_input"] = 0
     values = config_of(name, text | sizes)
     for field in ("rope_theta", "vocab_size_per_layer_input"):
         values["text_config"].pop(field, None)
