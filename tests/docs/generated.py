@@ -66,7 +66,8 @@ def models() -> str:
         table(head, rows)
         + "\n\nThe last column counts random small models of the family whose logits and greedy "
         "tokens equal those of that version of transformers.\n\n"
-        f"The type of rope scaling is one of {kinds}; Phi-3 has only `default` and `longrope`."
+        f"The type of rope scaling is one of {kinds}; Phi-3 has only `default` and `longrope`, "
+        "Gemma 4 `default`, `linear` and `proportional`."
     )
 
 
