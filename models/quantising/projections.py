@@ -19,7 +19,10 @@ EXPERTS = ("mlp.up", "mlp.down")
 """The projections of experts, in a layer that has some."""
 
 _SHARED_EXPERT = ("mlp.shared.up", "mlp.shared.down")
-_UNQUANTISED = ("mlp.router", "mlp.shared.gate", "attention.ba.weight")
+_UNQUANTISED = (
+    *("mlp.router", "mlp.shared.gate", "attention.ba.weight"),
+    *("per_layer.projection.weight", "per_layer.gate.weight", "per_layer.output.weight"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ def linear_pieces(config: ModelConfig) -> Weights:
 
 
 def unquantised_modules(config: ModelConfig) -> tuple[str, ...]:
-    """The linear modules in the layers that are not quantised: those of a number or two a head or
-    an expert."""
+    """The linear modules that are not quantised: those of a number or two a head or an expert, and
+    of per-layer inputs."""
     weights = FAMILIES[config.architecture].weights(config)
     return tuple(
         module_of(piece)

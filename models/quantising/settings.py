@@ -151,6 +151,11 @@ def choose_settings(
             f"{config.architecture} has latent attention, for which awq has no search; choose fp8, "
             "int8 or int4"
         )
+    if config.layers and scheme == "awq":
+        raise CheckpointError(
+            f"{config.architecture} has layers of different sizes, for which awq has no search; "
+            "choose fp8, int8 or int4"
+        )
     if config.experts is not None:
         _check_experts(config, scheme, pieces)
     if scheme in _FORMATS:

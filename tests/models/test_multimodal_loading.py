@@ -320,6 +320,7 @@ def random_old_checkpoint(folder):
     [
         ("gemma3vl_g3_h32_windows", "fp8"),
         ("glm4vmoe_j8_k3_groups", "int8"),
+        ("gemma4vl_g3_h20_old_fields", "int8"),
         ("", "int4"),
         ("", "awq"),
     ],
