@@ -121,12 +121,28 @@ def store_swap_ab(results, value, lse, row, group: int) -> None:
 
 
 class SwapAbSmem(swap_ab.SwapAbSmem):
-    """Shared memory for 16-bit pages; sums of probabilities do not go through it."""
+    """Sums of probabilities and scales of queries do not go through shared memory."""
 
     def stage_queries(self) -> None:
-        assert self.itemsize == 2
-        [operand] = self._operands(self.q_tiles)
-        operand[...] = self.raw[pl.ds(0, self.C), :]
+        global _query_scales
+        raws = [ref[pl.ds(0, self.C), :].astype(jnp.float32) for ref in self.all_raws]
+        operands = self._operands(self.q_tiles)
+        if self.itemsize == 2:
+            operands[0][...] = raws[0].astype(self.raw.dtype)
+            return
+        largest = jnp.stack([jnp.abs(raw).max(axis=1) for raw in raws]).max(axis=0)
+        _query_scales = jnp.exp2(jnp.floor(jnp.log2(jnp.maximum(largest, 2.0**-100)))) / 128
+        scaled = raws[0] / _query_scales[:, None]
+        high = scaled.astype(jnp.float8_e4m3fn)
+        operands[0][...] = high
+        operands[1][...] = (scaled - high.astype(jnp.float32)).astype(jnp.float8_e4m3fn)
+
+    @property
+    def all_raws(self):
+        return self.raw, *self.other_raws
+
+    def query_scales(self):
+        return _query_scales
 
     def column_max(self, scores):
         return scores.max(axis=0)
@@ -145,6 +161,7 @@ class SwapAbSmem(swap_ab.SwapAbSmem):
 
 
 _probabilities: Any = None  # of the step that is traced
+_query_scales: Any = None  # of the work tile that is traced
 
 
 def merge_in_place(out, lse, partial_out, partial_lse, merge_indptr):
