@@ -44,6 +44,7 @@ class EngineFacts:
     Attributes:
         description: the engine's ``repr``.
         summary: model, dtype, sizes and kernels, by name.
+        dtype: of the weights and activations.
         vocab_size: width of the logits.
         max_model_len: most tokens of a sequence.
         max_logprobs: most alternatives that a request may ask for.
@@ -58,6 +59,7 @@ class EngineFacts:
 
     description: str
     summary: dict[str, str]
+    dtype: str
     vocab_size: int
     max_model_len: int
     max_logprobs: int
@@ -78,6 +80,7 @@ def facts_of(engine: Any) -> EngineFacts:
     return EngineFacts(
         description=repr(engine),
         summary=dict(engine.summary),
+        dtype=engine.summary["dtype"].partition(",")[0],  # then that of KV, if it differs
         vocab_size=engine.model_config.vocab_size,
         max_model_len=engine.max_model_len,
         max_logprobs=config.scheduler.max_logprobs,

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 
@@ -16,6 +16,8 @@ from rjax.serve.api.prompts import encode, layout_options, message_tokens
 from rjax.serve.api.responses import routes as responses
 from rjax.serve.api.routing import ServiceDep, TenantDep, private_router
 from rjax.serve.api.service import Service
+from rjax.serve.api.trainers import older_trl
+from rjax.serve.api.trainers import routes as trainers
 from rjax.serve.http.chunked_json import chunked_response
 from rjax.serve.http.disconnect import cancel_on_disconnect
 from rjax.serve.http.request_limits import RequestLimitsMiddleware
@@ -49,7 +51,11 @@ ROUTERS = (
     private,
     server_info.private,
 )
-OPERATOR_ROUTERS: tuple[APIRouter, ...] = (engine_state.router,)
+OPERATOR_ROUTERS: tuple[APIRouter, ...] = (
+    engine_state.router,
+    trainers.router,
+    older_trl.router,
+)
 for path, route in GENERATING_ROUTES.items():
     route.document(private, path)
 

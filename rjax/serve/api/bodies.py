@@ -40,21 +40,26 @@ type Kind[B] = type[B] | Mapping[str, type[B]]
 """The model of a body, or the models by the field that tells them apart."""
 
 
-def json_body[B: RequestModel](kind: Kind[B]) -> Callable[[Request], Awaitable[B]]:
+def json_body[B: RequestModel](
+    kind: Kind[B], *, optional: bool = False
+) -> Callable[[Request], Awaitable[B]]:
     """A FastAPI dependency that parses the body as JSON of this model.
 
     The values are counted before the body is parsed. Large bodies are parsed on a thread, one at a
-    time.
+    time. With ``optional``, an empty body is an empty object.
 
     Raises:
         ApiError: 400.
     """
 
     async def read(request: Request) -> B:
-        _check_content_type(request.headers.get("content-type", ""))
+        if not optional:
+            _check_content_type(request.headers.get("content-type", ""))
         service = await get_service(request)
         # Request.body() would keep a copy of the bytes until the response is complete.
         data = b"".join([part async for part in request.stream()])
+        if optional:
+            data = data or b"{}"
         if len(data) <= _SMALL:
             return parse_body(data, kind, service.limits, service.unknown_fields)
         return await _parse_large(data, kind, service)
@@ -83,8 +88,16 @@ def parse_body[B: RequestModel](
     except ValueError as error:
         raise ApiError(400, "the body is not valid JSON", code="invalid_json") from error
     _check_lengths(found, limits)
+    return as_model(found, kind if isinstance(kind, type) else _by_field(kind, found), unknown)
+
+
+def as_model[B: RequestModel](found: dict[str, Any], model: type[B], unknown: UnknownFields) -> B:
+    """Validate the fields of a body; unknown fields are logged.
+
+    Raises:
+        ApiError: 400, they do not fit the model.
+    """
     check = unknown.check()
-    model = kind if isinstance(kind, type) else _by_field(kind, found)
     try:
         body = model.model_validate(found, context=check)
     except ValidationError as error:

@@ -1,5 +1,6 @@
 """POST /v1/completions."""
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from rjax.serve.api import prefixes
 from rjax.serve.api.beam_search import check_beam_search, request_group
 from rjax.serve.api.chunks import CompletionChunks, UsageCounter
 from rjax.serve.api.output_events import DONE, OutputEncoder, OutputEvents
-from rjax.serve.api.prompts import completion_prompts, kept_tokens
+from rjax.serve.api.prompts import TokenPrompt, completion_prompts, kept_tokens
+from rjax.serve.api.request_group import RequestGroup
 from rjax.serve.api.sampling import (
     check_constrained,
     completion_params,
@@ -41,12 +43,40 @@ from rjax.serve.protocol.responses import (
     CompletionResponseChoice,
     UsageInfo,
 )
+from rjax.structured.constraint import Constraint
 
 
-async def complete(
-    body: CompletionRequest, request: Request, tenant: Tenant, service: Service
-) -> Response:
-    """Answer a completion request."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedCompletion:
+    """What a completion request asks of the engine.
+
+    Attributes:
+        params: sampling parameters of every prompt.
+        constraint: on every sample; None for none.
+        prompts: text, if known, and token ids of each prompt.
+        options: of the engine's ``add_request``, with the tenant's name.
+    """
+
+    params: SamplingParams
+    constraint: Constraint | None
+    prompts: Sequence[TokenPrompt]
+    options: dict[str, Any]
+
+    async def finals(self, group: RequestGroup, request: Request) -> list[RequestOutput]:
+        """Run the request, and return the last output of each prompt."""
+
+        async def whole() -> list[RequestOutput]:
+            await group.start(self.prompts, self.constraint, **self.options)
+            return await group.finals()
+
+        try:
+            return await cancel_on_disconnect(request, whole())
+        finally:
+            group.close()
+
+
+async def prepare(body: CompletionRequest, tenant: Tenant, service: Service) -> PreparedCompletion:
+    """Check a completion request and tokenise its prompts."""
     service.check_model(body.model)
     check_beam_search(body)
     params = completion_params(body, service.defaults, service.limits, service.alternatives)
@@ -72,22 +102,23 @@ async def complete(
         service.limits.request_logprobs,
         max_tokens_given=max_tokens(body) is not None,
     )
-    group = request_group(body, service, params)
     options = {"tenant": tenant.name, **engine_options(body, tenant, service.config)}
+    return PreparedCompletion(params, constraint, prompts, options)
+
+
+async def complete(
+    body: CompletionRequest, request: Request, tenant: Tenant, service: Service
+) -> Response:
+    """Answer a completion request."""
+    prepared = await prepare(body, tenant, service)
+    params = prepared.params
+    group = request_group(body, service, params)
     if body.stream:
         encoder = CompletionEncoder(body, service, params)
         events = OutputEvents(group, encoder, service.response_threads)
-        await group.start(prompts, constraint, sink=events, **options)
+        await group.start(prepared.prompts, prepared.constraint, sink=events, **prepared.options)
         return events
-
-    async def whole() -> list[RequestOutput]:
-        await group.start(prompts, constraint, **options)
-        return await group.finals()
-
-    try:
-        outputs = await cancel_on_disconnect(request, whole())
-    finally:
-        group.close()
+    outputs = await prepared.finals(group, request)
     size = response_size(outputs, params)
     builder = ResponseBuilder(body, service, params)
     return await chunked_response(lambda: builder.whole(outputs), size, service.response_threads)

@@ -15,6 +15,7 @@ from rjax.serve.protocol.requests import (
     TokenizeRequest,
 )
 from rjax.serve.protocol.responses_api_requests import ResponsesRequest
+from rjax.serve.protocol.trainer_requests import TRAINER_REQUESTS
 
 REQUEST_MODELS = (
     CompletionRequest,
@@ -24,6 +25,7 @@ REQUEST_MODELS = (
     DetokenizeRequest,
     PrefixRequest,
     PinRequest,
+    *TRAINER_REQUESTS,
 )
 _CONVERTED = {
     "integer": ["integer", "boolean", "string"],
@@ -33,11 +35,12 @@ _CONVERTED = {
 _REFERENCE = "#/components/schemas/{model}"
 
 
-def request_body_schema(*kinds: type[RequestModel]) -> dict[str, Any]:
+def request_body_schema(*kinds: type[RequestModel], required: bool = True) -> dict[str, Any]:
     """The ``openapi_extra`` of a route that parses a body of one of these models itself."""
     forms = [{"$ref": _REFERENCE.format(model=kind.__name__)} for kind in kinds]
     schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"content": content, "required": required}}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:

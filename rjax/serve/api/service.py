@@ -12,6 +12,7 @@ from rjax.api.async_engine import AsyncLLMEngine, Health
 from rjax.errors import ContextLengthError
 from rjax.serve.api.sampling import Alternatives
 from rjax.serve.api.structured_outputs import GrammarCache
+from rjax.serve.api.trainers.weight_updates import WeightUpdates
 from rjax.serve.config.limits import ServeLimits
 from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.http.auth import KeyRing
@@ -54,6 +55,7 @@ class Service:
         prefixes: named prefixes of all tenants.
         responses: stored responses of all tenants.
         background: tasks of responses in the background.
+        transfers: tasks that receive weights behind a route's answer.
         metrics: the server's metrics; see its type.
     """
 
@@ -77,6 +79,7 @@ class Service:
     metrics: Metrics
     prefixes: PrefixRegistry = dataclasses.field(default_factory=PrefixRegistry)
     background: "set[asyncio.Task[None]]" = dataclasses.field(default_factory=set)
+    transfers: "set[asyncio.Task[None]]" = dataclasses.field(default_factory=set)
     large_bodies: asyncio.Semaphore = dataclasses.field(
         default_factory=lambda: asyncio.Semaphore(1)
     )
@@ -124,6 +127,8 @@ class Service:
 
     async def stop(self) -> None:
         """See `AsyncLLMEngine.stop`. Responses in the background end too."""
+        if self.config.enable_weight_updates:
+            await self.weight_updates.close()
         await self.engine.stop()
         for task in self.background:
             task.cancel()
@@ -137,6 +142,11 @@ class Service:
             self.zygote.close()
         self.threads.close()
         self.response_threads.close()
+
+    @functools.cached_property
+    def weight_updates(self) -> WeightUpdates:
+        """The updates of the weights over HTTP."""
+        return WeightUpdates(self.engine)
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:

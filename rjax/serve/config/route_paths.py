@@ -14,6 +14,11 @@ ROUTE_PATHS = (
     "/v1/responses/{response_id}/cancel",
     *("/v1/prefixes", "/v1/prefixes/{name}", "/tokenize", "/detokenize"),
     *("/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping"),
+    *("/server_info", "/get_world_size", "/init_weight_transfer_engine", "/start_weight_update"),
+    *("/update_weights", "/finish_weight_update", "/cancel_weight_update", "/reset_prefix_cache"),
+    "/inference/v1/generate",
+    *("/health/", "/get_world_size/", "/generate/", "/init_communicator/", "/close_communicator/"),
+    *("/update_named_param/", "/reset_prefix_cache/"),
     *("/pooling", "/v1/score", "/v1/rerank", "/v1/embeddings"),
 )
 """The path of every route of `rjax.serve.api.app`."""

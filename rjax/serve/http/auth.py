@@ -1,5 +1,6 @@
 """API keys, tenants and operators; each tenant has its own prefix cache."""
 
+import base64
 import dataclasses
 import hashlib
 import hmac
@@ -86,7 +87,8 @@ class KeyRing:
         return not self._tenants
 
     def tenant(self, authorization: str | None) -> Tenant:
-        """The tenant of an ``Authorization: Bearer KEY`` header.
+        """The tenant of an ``Authorization: Bearer KEY`` header, or of a ``Basic`` one whose
+        password is the key, which clients send for a URL of the form http://any:KEY@host.
 
         All keys are compared, each in constant time.
 
@@ -95,16 +97,30 @@ class KeyRing:
         """
         if self.open:
             return _ANYONE
-        scheme, _, given = (authorization or "").partition(" ")
+        given = _given_key(authorization or "")
         found: Tenant | None = None
         for key, tenant in self._tenants:
-            if hmac.compare_digest(key, given.strip().encode("utf-8", "surrogateescape")):
+            if hmac.compare_digest(key, given):
                 found = tenant
-        if found is None or scheme.lower() != "bearer":
+        if found is None:
             raise ApiError(
                 401, "give a valid API key: Authorization: Bearer KEY", code="invalid_api_key"
             )
         return found
+
+
+def _given_key(authorization: str) -> bytes:
+    """The key of a header; empty for another scheme or form."""
+    scheme, _, text = authorization.partition(" ")
+    given = text.strip().encode("utf-8", "surrogateescape")
+    if scheme.lower() == "bearer":
+        return given
+    if scheme.lower() != "basic":
+        return b""
+    try:
+        return base64.b64decode(given, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 async def authenticate(request: Request) -> Tenant:

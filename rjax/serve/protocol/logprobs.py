@@ -9,7 +9,8 @@ from rjax.sampling import SamplingParams
 from rjax.serve.protocol.errors import ApiError
 
 _READ_AT_ONCE = 128
-_LOWEST = -9999.0  # instead of -inf, which JSON does not support
+LOWEST = -9999.0
+"""Instead of -inf, which JSON does not support."""
 
 
 class LazyList(Sequence[Any]):
@@ -119,11 +120,11 @@ def completion_logprobs(
             values.append(None)
             tops.append(None)
             continue
-        values.append(max(entry[0][1], _LOWEST))
-        top = {name(other): max(logprob, _LOWEST) for other, logprob, _ in entry}
+        values.append(max(entry[0][1], LOWEST))
+        top = {name(other): max(logprob, LOWEST) for other, logprob, _ in entry}
         if len(top) < len(entry):  # tokens of the same text: the likeliest
             best = sorted(entry, key=_rank, reverse=True)
-            top |= {name(other): max(logprob, _LOWEST) for other, logprob, _ in best}
+            top |= {name(other): max(logprob, LOWEST) for other, logprob, _ in best}
         tops.append(top)
     return {
         "text_offset": offsets,
@@ -150,7 +151,7 @@ def lazy_completion_logprobs(
         return found["top_logprobs"]
 
     def values(part: slice) -> list[float | None]:
-        return [None if entry is None else max(entry[0][1], _LOWEST) for entry in entries[part]]
+        return [None if entry is None else max(entry[0][1], LOWEST) for entry in entries[part]]
 
     name = _named if as_token_ids else token_text
     return {
@@ -183,7 +184,7 @@ def chat_logprobs(
     name = _named if as_token_ids else token_text
 
     def fields(token: int, logprob: float) -> dict[str, Any]:
-        value = max(logprob, _LOWEST)
+        value = max(logprob, LOWEST)
         return {"token": name(token), "logprob": value, "bytes": list(token_bytes(token))}
 
     content = []
@@ -251,7 +252,7 @@ def _prompt_logprobs(
         if entry is None
         else {
             str(token): {
-                "logprob": max(found.logprob, _LOWEST),
+                "logprob": max(found.logprob, LOWEST),
                 "rank": found.rank,
                 "decoded_token": found.decoded_token,
             }

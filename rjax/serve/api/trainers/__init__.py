@@ -1,0 +1,1 @@
+"""Routes that trainers of other libraries call: new weights, and samples as token ids."""
