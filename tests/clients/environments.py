@@ -11,12 +11,14 @@ import dataclasses
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / ".clients"
 REQUIREMENTS = Path(__file__).parent / "requirements"
 SCRIPTS = Path(__file__).parent / "scripts"
 _STAMP = "installed.txt"
+_STUBS = Path(__file__).parent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Client:
         torch: imports torch. Such a client runs on Python 3.11 and is installed by pip, so that
             pip's own settings say where torch's CPU build is found; others on this Python, by uv.
         seconds: for its script, on a machine of 2 cores.
+        stub: folder of a package to install besides, which stands for one that the client imports;
+            relative to this file's.
     """
 
     name: str
@@ -37,6 +41,7 @@ class Client:
     light: bool = False
     torch: bool = False
     seconds: float = 300.0
+    stub: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -56,7 +61,7 @@ class Client:
     def installed(self) -> bool:
         """Whether the environment has the pinned versions."""
         stamp = self.folder / _STAMP
-        return stamp.exists() and stamp.read_text() == self.requirements.read_text()
+        return stamp.exists() and stamp.read_text() == self._wanted()
 
     def install(self) -> None:
         """Make the environment.
@@ -75,16 +80,31 @@ class Client:
             uv = (sys.executable, "-m", "uv")
             _run(*uv, "venv", "-q", "--python", sys.executable, str(self.folder))
             _run(*uv, "pip", "install", "-q", "--python", str(self.python), *self._pinned())
-        (self.folder / _STAMP).write_text(self.requirements.read_text())
+        if self.stub is not None:
+            with tempfile.TemporaryDirectory() as folder:  # setuptools writes into the sources
+                sources = shutil.copytree(_STUBS / self.stub, Path(folder, self.stub))
+                self._pip("--no-deps", str(sources))
+        (self.folder / _STAMP).write_text(self._wanted())
+
+    def _wanted(self) -> str:
+        """The pinned versions, and the contents of the stub."""
+        wanted = self.requirements.read_text()
+        if self.stub is not None:
+            for path in sorted((_STUBS / self.stub).rglob("*.*")):
+                wanted += path.read_text() if path.suffix in (".py", ".toml") else ""
+        return wanted
 
     def _install_with_pip(self) -> None:
         python = shutil.which("python3.11")
         if python is None:
             raise FileNotFoundError(f"{self.name} needs python3.11 on the PATH; install it")
         _run(python, "-m", "venv", "--without-pip", str(self.folder))
+        self._pip(*self._pinned())
+
+    def _pip(self, *wanted: str) -> None:
         _run(
             *(sys.executable, "-m", "pip", "-q", "--python", str(self.python)),
-            *("install", "--no-compile", *self._pinned()),
+            *("install", "--no-compile", *wanted),
         )
 
     def _pinned(self) -> tuple[str, str]:
@@ -103,17 +123,23 @@ CLIENTS = {
         Client("guidellm", "use_guidellm.py", torch=True),
     )
 }
+TRAINERS = {
+    client.name: client
+    for client in (Client("trl", "use_trl.py", torch=True, seconds=600.0, stub="vllm_stub"),)
+}
+"""Clients that give a server new weights."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Make the environments that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients.environments")
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(CLIENTS)} (default: light ones)")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CLIENTS | TRAINERS)} (default: light ones)")
     names = parser.parse_args(arguments).names
-    unknown = [name for name in names if name not in CLIENTS]
+    clients = CLIENTS | TRAINERS
+    unknown = [name for name in names if name not in clients]
     if unknown:
-        parser.error(f"unknown clients {', '.join(unknown)}; choose of {', '.join(CLIENTS)}")
-    for client in CLIENTS.values():
+        parser.error(f"unknown clients {', '.join(unknown)}; choose of {', '.join(clients)}")
+    for client in clients.values():
         if client.name in names or (not names and client.light):
             client.install()
             print(f"{client.name}: {client.folder}")

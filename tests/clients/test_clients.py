@@ -16,7 +16,7 @@ from rjax.models import BUNDLED_MODEL
 from tests.bundled import BUNDLED_SIZES
 from tests.serve.live_server import live_server
 
-from .environments import CLIENTS, SCRIPTS, Client
+from .environments import CLIENTS, SCRIPTS, TRAINERS, Client
 
 TASKS = {
     "openai": (
@@ -95,10 +95,11 @@ def asked(url: str) -> dict[str, str]:
     }
 
 
-def run_tasks(client: Client, url: str, tasks: tuple[str, ...]) -> None:
-    """Run these tasks of a client in its environment; none may fail, and none be left out."""
+def run_tasks(client: Client, url: str, tasks: tuple[str, ...], **more: str) -> None:
+    """Run these tasks of a client in its environment; none may fail, and none be left out. ``more``
+    is told to the script besides what is asked."""
     done = subprocess.run(
-        [client.python, SCRIPTS / client.script, json.dumps(asked(url)), *tasks],
+        [client.python, SCRIPTS / client.script, json.dumps(asked(url) | more), *tasks],
         capture_output=True,
         text=True,
         timeout=client.seconds,
@@ -143,7 +144,7 @@ def test_every_client_has_its_files():
         assert all("==" in line for line in lines if line)
         assert (SCRIPTS / client.script).is_file()
     assert {path.stem for path in Path(SCRIPTS).glob("use_*.py")} == {
-        Path(client.script).stem for client in CLIENTS.values()
+        Path(client.script).stem for client in (CLIENTS | TRAINERS).values()
     }
     assert set(TASKS) == set(CLIENTS)
     assert set(QUICK) == {client.name for client in CLIENTS.values() if client.light}

@@ -40,6 +40,7 @@ class Asked:
         system: system message with the table.
         country_question, country_answer: of the first turn.
         age_question, age_answer: of the second turn, about the same person.
+        model_folder: of the checkpoint that is served, for trainers.
     """
 
     url: str
@@ -50,6 +51,7 @@ class Asked:
     country_answer: str
     age_question: str
     age_answer: str
+    model_folder: str = ""
 
     @property
     def first_turn(self) -> list[dict[str, str]]:
