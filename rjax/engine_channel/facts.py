@@ -48,6 +48,7 @@ class EngineFacts:
         vocab_size: width of the logits.
         max_model_len: most tokens of a sequence.
         max_logprobs: most alternatives that a request may ask for.
+        logprobs_mode: of requests that set none.
         max_num_seqs: most sequences that decode at the same time.
         page_size: tokens per page.
         num_pages: number of pages of the KV pool.
@@ -63,6 +64,7 @@ class EngineFacts:
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+    logprobs_mode: str
     max_num_seqs: int
     page_size: int
     num_pages: int
@@ -84,6 +86,7 @@ def facts_of(engine: Any) -> EngineFacts:
         vocab_size=engine.model_config.vocab_size,
         max_model_len=engine.max_model_len,
         max_logprobs=config.scheduler.max_logprobs,
+        logprobs_mode=config.scheduler.logprobs_mode,
         max_num_seqs=stats.max_num_seqs,
         page_size=config.cache.page_size,
         num_pages=stats.kv_bytes_total // stats.page_bytes,

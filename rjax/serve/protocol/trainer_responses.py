@@ -66,7 +66,7 @@ def server_info(facts: EngineFacts, config: ServeConfig) -> dict[str, Any]:
         "dtype": f"torch.{facts.dtype}",
         "max_model_len": facts.max_model_len,
         "max_logprobs": facts.max_logprobs,
-        "logprobs_mode": "raw_logprobs",
+        "logprobs_mode": facts.logprobs_mode,
     }
     return {
         "vllm_config": {
