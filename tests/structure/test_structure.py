@@ -29,7 +29,7 @@ engine_channel
 api
 sampling_params
 rjax
-benchmarks chat examples serve
+benchmarks chat examples integrations serve
 replicas
 commands generate quantize
 __main__

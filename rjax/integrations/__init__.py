@@ -1,0 +1,1 @@
+"""Rollouts for trainers of other libraries; each module imports its trainer."""
