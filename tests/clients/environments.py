@@ -32,6 +32,10 @@ class Client:
         torch: imports torch. Such a client runs on Python 3.11 and is installed by pip, so that
             pip's own settings say where torch's CPU build is found; others on this Python, by uv.
         seconds: for its script, on a machine of 2 cores.
+        is_library: runs rjax in its own process, from this checkout; its pinned versions include
+            what rjax needs.
+        pins_all: is installed without dependencies other than the pinned ones, since those that it
+            declares include torch.
         stub: folder of a package to install besides, which stands for one that the client imports;
             relative to this file's.
     """
@@ -41,6 +45,8 @@ class Client:
     light: bool = False
     torch: bool = False
     seconds: float = 300.0
+    is_library: bool = False
+    pins_all: bool = False
     stub: str | None = None
 
     @property
@@ -107,8 +113,9 @@ class Client:
             *("install", "--no-compile", *wanted),
         )
 
-    def _pinned(self) -> tuple[str, str]:
-        return "-r", str(self.requirements)
+    def _pinned(self) -> tuple[str, ...]:
+        options = ("--no-deps",) if self.pins_all else ()
+        return *options, "-r", str(self.requirements)
 
 
 CLIENTS = {
@@ -125,7 +132,12 @@ CLIENTS = {
 }
 TRAINERS = {
     client.name: client
-    for client in (Client("trl", "use_trl.py", torch=True, seconds=600.0, stub="vllm_stub"),)
+    for client in (
+        Client("trl", "use_trl.py", torch=True, seconds=600.0, stub="vllm_stub"),
+        Client("google-tunix", "use_tunix.py", seconds=600.0, is_library=True),
+        Client("skyrl", "use_skyrl.py", seconds=600.0, is_library=True, pins_all=True),
+        Client("verl", "use_verl.py", is_library=True, pins_all=True),
+    )
 }
 """Clients that give a server new weights."""
 

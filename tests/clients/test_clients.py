@@ -1,6 +1,7 @@
 """Common clients, unmodified, against ``python -m rjax.serve`` with the bundled model."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tests.serve.live_server import live_server
 
 from .environments import CLIENTS, SCRIPTS, TRAINERS, Client
 
+ROOT = Path(__file__).parents[2]
 TASKS = {
     "openai": (
         *("chat", "stream", "second_turn", "at_once", "tools", "streamed_tools", "structured"),
@@ -103,6 +105,7 @@ def run_tasks(client: Client, url: str, tasks: tuple[str, ...], **more: str) -> 
         capture_output=True,
         text=True,
         timeout=client.seconds,
+        env=os.environ | ({"PYTHONPATH": str(ROOT)} if client.is_library else {}),
     )
     assert done.returncode == 0, done.stderr
     report: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])

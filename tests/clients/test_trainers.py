@@ -11,7 +11,12 @@ from .environments import SCRIPTS, TRAINERS
 from .test_clients import missing, run_tasks
 from .tiny_checkpoint import write_checkpoint
 
-TASKS = {"trl": ("grpo", "update", "async_trainer")}
+TASKS = {
+    "trl": ("grpo", "update", "async_trainer"),
+    "google-tunix": ("rollout", "grpo"),
+    "skyrl": ("sample",),
+    "verl": ("rollout",),
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +49,10 @@ def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINERS)
-def test_trainer(name: str, url: str, folder: Path):
+def test_trainer(name: str, folder: Path, request: pytest.FixtureRequest):
     client = TRAINERS[name]
     assert client.installed(), missing(client)
+    url = "" if client.is_library else request.getfixturevalue("url")
     run_tasks(client, url, TASKS[name], model_folder=str(folder))
 
 
