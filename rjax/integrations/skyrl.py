@@ -144,11 +144,11 @@ def merged_weights(model: nnx.Module, adapter: int) -> Iterator[tuple[str, jax.A
         weight = leaf[...]
         if adapter:
             first, second = (state[*place, name][...][adapter] for name in ("lora_A", "lora_B"))
-            if last == "embedding" and getattr(model, "lm_head", None) is None:
-                if jnp.any(second != 0):
-                    raise NotImplementedError(
-                        "the adapter changes tied embeddings; train it without embeddings"
-                    )
+            is_tied = last == "embedding" and getattr(model, "lm_head", None) is None
+            if is_tied and jnp.any(second != 0):
+                raise NotImplementedError(
+                    "the adapter changes tied embeddings; train it without embeddings"
+                )
             scale = state[*place, "lora_scaling"][...][adapter]
             delta = jnp.matmul(first, second, preferred_element_type=jnp.float32) * scale
             weight = (weight + delta.reshape(weight.shape)).astype(weight.dtype)

@@ -150,9 +150,7 @@ class RjaxRollout(base_rollout.BaseRollout):
                 "the trainer updates the LoRA parameters alone, which the engine does not have; "
                 "train all parameters"
             )
-        self._thread.submit(
-            lambda: self.llm.update_weights(params, mapping=self._mapping)
-        ).result()
+        self._thread.submit(lambda: self.llm.update_weights(params, mapping=self._mapping)).result()
 
     @override
     def pad_id(self) -> int:

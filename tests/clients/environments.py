@@ -145,7 +145,9 @@ TRAINERS = {
 def main(arguments: list[str] | None = None) -> int:
     """Make the environments that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients.environments")
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(CLIENTS | TRAINERS)} (default: light ones)")
+    parser.add_argument(
+        "names", nargs="*", help=f"of {', '.join(CLIENTS | TRAINERS)} (default: light ones)"
+    )
     names = parser.parse_args(arguments).names
     clients = CLIENTS | TRAINERS
     unknown = [name for name in names if name not in clients]

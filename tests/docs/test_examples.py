@@ -19,6 +19,7 @@ PRINTS = {
     ],
     "graph_embeddings": ["pages: 0 used, 24 cached, 0 free"],
     "grpo": ["reward before: ", "reward after: "],
+    "grpo_with_engine": ["reward before: ", "weights version 1, logprobs of", "reward after: "],
     "many_prefixes": [
         "pinned: team-0, team-1, team-2",
         "team-2 by its name: The highest age is 86",
@@ -44,7 +45,7 @@ PRINTS = {
 }
 """Texts that the output holds, by example."""
 
-ARGUMENTS = {"grpo": ["--steps", "1", "--held-out", "1"]}
+ARGUMENTS = {name: ["--steps", "1", "--held-out", "1"] for name in ("grpo", "grpo_with_engine")}
 
 
 def run(name: str, *arguments: str) -> str:
@@ -86,7 +87,8 @@ def test_example(name: str):
 
 
 @pytest.mark.slow
-def test_grpo_raises_the_reward():
-    out = run("grpo")
+@pytest.mark.parametrize("name", ["grpo", "grpo_with_engine"])
+def test_grpo_raises_the_reward(name: str):
+    out = run(name)
     before, after = (float(value) for value in re.findall(r"(?:before|after): ([0-9.]+)", out))
     assert after > before + 0.2

@@ -75,6 +75,15 @@ def asked() -> Asked:
     return Asked(**json.loads(sys.argv[1]))
 
 
+def refused(call: Callable[[], Any]) -> str:
+    """The message of the error that a call must raise."""
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
 def run(*tasks: Callable[[Asked], Any]) -> None:
     """Run every task, or those that the command line names after the questions, and print one JSON
     object: each task's name, with its traceback or null."""

@@ -15,7 +15,7 @@ for name in ("torch", "peft"):
     sys.modules[name] = python_types.ModuleType(name)
 sys.modules["torch"].dtype = sys.modules["torch"].Tensor = object
 
-from skyrl.backends.jax import JaxBackend, JaxBackendConfig  # noqa: E402
+from skyrl.backends.jax import JaxBackend  # noqa: E402
 from skyrl.tinker import types  # noqa: E402
 
 from rjax.integrations.skyrl import RjaxBackend, RjaxBackendConfig  # noqa: E402
