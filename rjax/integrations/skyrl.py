@@ -7,7 +7,7 @@ so the adapter of a request is merged into them before it is sampled from.
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, override
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,6 @@ class RjaxBackend(JaxBackend):
         self.llm = LLM(base_model, **{"use_tqdm": False, **config.rjax})
         self._merged = AdapterVersion("", "")
 
-    @override
     def sample(
         self, prepared_batch: types.PreparedSampleBatch
     ) -> dict[str, types.SampleOutput | types.ErrorResponse]:
@@ -103,7 +102,6 @@ class RjaxBackend(JaxBackend):
             for name, _, start, end, wants_logprobs, top in batch.request_batch_slices
         }
 
-    @override
     def delete_model(self, model_id: str) -> None:
         """See `JaxBackend`. A later model of this name has other weights."""
         super().delete_model(model_id)

@@ -11,7 +11,7 @@ Give the class to Tunix as the engine of a cluster's rollouts::
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, override
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,6 @@ class RjaxRollout(base_rollout.BaseRollout):
         self.llm: LLM = self._thread.submit(lambda: LLM(checkpoint, **options)).result()
         self.update_params(nnx.state(rollout_actor, nnx.Param))
 
-    @override
     def generate(
         self, prompts: list[str], rollout_config: base_rollout.RolloutConfig, **kwargs: Any
     ) -> base_rollout.RolloutOutput:
@@ -106,7 +105,6 @@ class RjaxRollout(base_rollout.BaseRollout):
             logprobs=logprobs,
         )
 
-    @override
     def get_per_token_logps(
         self, prompt_tokens: jax.Array, completion_tokens: jax.Array
     ) -> jax.Array:
@@ -132,7 +130,6 @@ class RjaxRollout(base_rollout.BaseRollout):
             row[: len(logprobs)] = logprobs
         return jnp.asarray(padded)
 
-    @override
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
         """Use new parameters.
 
@@ -152,17 +149,14 @@ class RjaxRollout(base_rollout.BaseRollout):
             )
         self._thread.submit(lambda: self.llm.update_weights(params, mapping=self._mapping)).result()
 
-    @override
     def pad_id(self) -> int:
         """Token id of padding."""
         return self._tokenizer.pad_id()
 
-    @override
     def eos_id(self) -> int:
         """Token id that ends an answer."""
         return self._tokenizer.eos_id()
 
-    @override
     def model(self) -> Any:
         """The trainer's model."""
         return self._actor

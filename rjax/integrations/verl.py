@@ -7,7 +7,7 @@ verl finds it under a name in its registry::
 """
 
 from collections.abc import AsyncIterable, Iterable
-from typing import Any, override
+from typing import Any
 
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import TokenOutput
@@ -55,7 +55,6 @@ class RjaxRollout(BaseRollout):
         self.global_steps: int | None = None
         self.llm = AsyncLLM(self.model_config.local_path, **options)
 
-    @override
     async def resume(self, tags: list[str]) -> None:
         """Take back device memory for the weights, the KV pool, or both.
 
@@ -65,14 +64,12 @@ class RjaxRollout(BaseRollout):
         if self.config.free_cache_engine:
             await self.llm.wake_up(tags)
 
-    @override
     async def release(self) -> None:
         """Give back the device memory of the weights and of the KV pool; `update_weights` brings
         the weights after `resume`."""
         if self.config.free_cache_engine:
             await self.llm.sleep(level=2)
 
-    @override
     async def update_weights(
         self,
         weights: Iterable[tuple[str, Any]] | AsyncIterable[tuple[str, Any]],

@@ -192,7 +192,7 @@ def exposition() -> str:
         model_config=SimpleNamespace(vocab_size=1),
         max_model_len=1,
         tokenizer=None,
-        summary={},
+        summary={"dtype": "bfloat16"},
     )
     return Metrics("m", _cache_figures(facts_of(engine))).exposition(stats).decode()
 

@@ -14,7 +14,7 @@ import pytest
 
 from rjax.errors import InvalidRequestError
 from rjax.serve.api.trainers.weight_link import BUCKET, TensorSpec, WeightLink, socket_path
-from rjax.serve.api.trainers.weight_updates import UpdateMode, WeightUpdates, specs_of
+from rjax.serve.api.trainers.weight_updates import WeightUpdates, specs_of
 from rjax.serve.protocol.errors import ApiError
 
 from .weight_sender import SEALS, WeightSender
@@ -39,29 +39,26 @@ class FakeEngine:
     def __init__(self) -> None:
         self.weights: dict[str, np.ndarray] = {}
         self.staged: dict[str, np.ndarray] | None = None
-        self.is_paused = False
         self.log: list[str] = []
 
-    async def start_weight_update(
-        self, *, partial: bool = False, mapping: str | None = None
-    ) -> None:
+    async def start(self, *, partial: bool = False, mapping: str | None = None) -> None:
         assert self.staged is None
         self.staged = {}
         self.log.append(f"start {partial} {mapping}")
 
-    async def add_weights(self, items: Iterable[tuple[str, np.ndarray]]) -> None:
+    async def add(self, items: Iterable[tuple[str, np.ndarray]]) -> None:
         assert self.staged is not None
         if any(name == "bad" for name, _ in items):
             raise ValueError("there is no parameter 'bad'")
         self.staged |= dict(items)
 
-    async def finish_weight_update(self, mode: str = "wait") -> int:
+    async def finish(self, mode: str = "wait") -> int:
         assert self.staged is not None
         self.weights, self.staged = self.staged, None
         self.log.append(f"finish {mode}")
         return 1
 
-    async def cancel_weight_update(self) -> None:
+    async def cancel(self) -> None:
         self.staged = None
         self.log.append("cancel")
 
@@ -93,28 +90,22 @@ async def paired() -> AsyncGenerator[tuple[WeightUpdates, FakeEngine, WeightSend
 async def test_tensors_arrive_in_buckets_as_they_were_sent():
     async with paired() as (updates, engine, sender):
         first, second = list(ARRAYS.values())[:3], list(ARRAYS.values())[3:]
-        given: list[tuple[UpdateMode | None, bool, UpdateMode]] = [
-            (None, False, "wait"),
-            (None, True, "keep"),
-            ("abort", True, "abort"),
-        ]
-        for mode, paused, used in given:
-            engine.is_paused = paused
+        for number in range(2):
             await updates.start()
             receiving = asyncio.create_task(updates.receive(specs()))
             for bucket in (first, second):
                 sender.send(bucket)
                 assert await asyncio.to_thread(sender.answer) == ""
             await receiving
-            assert engine.weights == {} or mode is not None or paused
-            assert await updates.finish(mode) == 1
-            assert engine.log[-1] == f"finish {used}"
+            assert bool(engine.weights) == bool(number)
+            assert await updates.finish("abort") == 1
+            assert engine.log[-1] == "finish abort"
             for name, array in ARRAYS.items():
                 assert engine.weights[name].dtype == array.dtype
                 np.testing.assert_array_equal(engine.weights[name], array, strict=True)
                 assert not engine.weights[name].flags.writeable or not array.size
         with pytest.raises(ApiError, match="no update has started"):
-            await updates.finish(None)
+            await updates.finish("wait")
 
 
 LYING = {

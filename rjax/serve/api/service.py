@@ -146,7 +146,7 @@ class Service:
     @functools.cached_property
     def weight_updates(self) -> WeightUpdates:
         """The updates of the weights over HTTP."""
-        return WeightUpdates(self.engine)
+        return WeightUpdates(self.engine.weights)
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rjax.errors import (
     EngineDeadError,
     EngineSleepingError,
     InvalidRequestError,
+    InvalidWeightsError,
     OutOfMemoryError,
     OverloadedError,
 )
@@ -75,6 +76,8 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case ContextLengthError():
             return ApiError(400, str(error), code=CONTEXT_LENGTH_EXCEEDED)
+        case InvalidWeightsError():
+            return ApiError(400, str(error), code="invalid_weights")
         case InvalidRequestError():
             return ApiError(400, str(error))
         case OverloadedError():
@@ -137,6 +140,7 @@ def install_handlers(
     for kind in (
         ApiError,
         InvalidRequestError,
+        InvalidWeightsError,
         OverloadedError,
         OutOfMemoryError,
         EngineDeadError,

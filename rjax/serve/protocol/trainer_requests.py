@@ -82,12 +82,12 @@ class FinishUpdateRequest(RequestModel):
     """Body of POST /finish_weight_update; none is an empty object."""
 
     mode: Annotated[
-        Literal["wait", "abort", "keep"] | None,
+        Literal["wait", "abort", "keep"],
         Field(
             description="what becomes of running requests: they finish first, end now, or go on "
-            'with the new weights; default: "wait", or "keep" while the engine is paused'
+            "with the KV that they have"
         ),
-    ] = None
+    ] = "keep"
 
 
 class TokenGenerateRequest(RequestModel):

@@ -4,8 +4,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rjax.engine_channel.facts import EngineFacts
-from rjax.serve.config.serve_config import ServeConfig
 from rjax.serve.protocol.responses import ChatFinishReason, ChatLogprobs
 
 
@@ -57,20 +55,3 @@ class OlderGenerateResponse(BaseModel):
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
     logprobs: list[list[float]]
-
-
-def server_info(facts: EngineFacts, config: ServeConfig) -> dict[str, Any]:
-    """The response of /server_info: the parts of vLLM's configuration that exist here."""
-    model = {
-        "model": config.own_name,
-        "dtype": f"torch.{facts.dtype}",
-        "max_model_len": facts.max_model_len,
-        "max_logprobs": facts.max_logprobs,
-        "logprobs_mode": facts.logprobs_mode,
-    }
-    return {
-        "vllm_config": {
-            "model_config": model,
-            "weight_transfer_config": {"backend": "shared_memory"},
-        }
-    }

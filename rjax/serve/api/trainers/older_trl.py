@@ -121,4 +121,4 @@ async def _finish(service: Service) -> None:
     """Wait for the announced tensors, and use them if all have come."""
     await asyncio.gather(*service.transfers)
     if service.weight_updates.is_open:
-        await service.weight_updates.finish(None)
+        await service.weight_updates.finish("keep")

@@ -23,7 +23,6 @@ from rjax.serve.protocol.trainer_responses import (
     TokenGenerateResponse,
     WeightsVersionResponse,
     WorldSizeResponse,
-    server_info,
 )
 
 router = operator_router()
@@ -32,7 +31,16 @@ router = operator_router()
 @router.get("/server_info")
 async def get_server_info(service: ServiceDep) -> dict[str, Any]:
     """The settings that a trainer reads, in the form of vLLM's configuration."""
-    return server_info(service.engine.channel.facts, service.config)
+    facts = service.engine.channel.facts
+    model = {
+        "model": service.config.own_name,
+        "dtype": f"torch.{facts.dtype}",
+        "max_model_len": facts.max_model_len,
+        "max_logprobs": facts.max_logprobs,
+        "logprobs_mode": facts.logprobs_mode,
+    }
+    transfer = {"backend": "shared_memory"}
+    return {"vllm_config": {"model_config": model, "weight_transfer_config": transfer}}
 
 
 @router.get("/get_world_size")

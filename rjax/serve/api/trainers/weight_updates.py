@@ -3,36 +3,30 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from rjax.engine.protocol import RunningMode
 from rjax.errors import InvalidRequestError
 from rjax.serve.api.trainers.weight_link import TensorSpec, WeightLink
 from rjax.serve.http.threads import run_on_new_thread
 from rjax.serve.protocol.errors import ApiError
-
-type UpdateMode = Literal["wait", "abort", "keep"]
 
 _CONNECT_SECONDS = 30.0
 
 
 @runtime_checkable
 class UpdatedEngine(Protocol):
-    """What an update calls on an engine; see `rjax.AsyncLLM`."""
+    """What an update calls on an engine; see `rjax.api.weight_client.WeightClient`."""
 
-    @property
-    def is_paused(self) -> bool: ...
+    async def start(self, *, partial: bool = False, mapping: str | None = None) -> None: ...
 
-    async def start_weight_update(
-        self, *, partial: bool = False, mapping: str | None = None
-    ) -> None: ...
+    async def add(self, items: Iterable[tuple[str, np.ndarray]]) -> None: ...
 
-    async def add_weights(self, items: Iterable[tuple[str, np.ndarray]]) -> None: ...
+    async def finish(self, mode: RunningMode = "wait") -> int: ...
 
-    async def finish_weight_update(self, mode: UpdateMode = "wait") -> int: ...
-
-    async def cancel_weight_update(self) -> None: ...
+    async def cancel(self) -> None: ...
 
 
 class WeightUpdates:
@@ -85,7 +79,7 @@ class WeightUpdates:
         """Start an update."""
         async with self._lock:
             await self._cancel()
-            await self._engine.start_weight_update(partial=partial, mapping=mapping)
+            await self._engine.start(partial=partial, mapping=mapping)
             self._is_open = True
 
     async def receive(self, expected: Sequence[TensorSpec]) -> None:
@@ -101,16 +95,15 @@ class WeightUpdates:
             left = list(expected)
             while left:
                 bucket = await run_on_new_thread(lambda: link.receive(left), "rjax-weight-link")
-                await self._engine.add_weights(bucket)
+                await self._engine.add(bucket)
                 del left[: len(bucket)]
                 link.answer()
 
-    async def finish(self, mode: UpdateMode | None) -> int:
+    async def finish(self, mode: RunningMode) -> int:
         """Use the new weights.
 
         Args:
-            mode: what becomes of running requests; None waits for them, or keeps them while the
-                engine is paused, where they could not end.
+            mode: what becomes of running requests, as in `rjax.LLM.update_weights`.
 
         Returns:
             The version of the new weights.
@@ -122,9 +115,8 @@ class WeightUpdates:
         async with self._lock:
             if not self._is_open:
                 raise ApiError(409, "no update has started; call /start_weight_update first")
-            chosen: UpdateMode = mode or ("keep" if self._engine.is_paused else "wait")
             self._is_open = False  # an update that fails has ended too
-            return await self._engine.finish_weight_update(chosen)
+            return await self._engine.finish(mode)
 
     async def cancel(self) -> None:
         """End an update without using its weights, and the connection to a trainer that sends
@@ -156,7 +148,7 @@ class WeightUpdates:
     async def _cancel(self) -> None:
         if self._is_open:
             self._is_open = False
-            await self._engine.cancel_weight_update()
+            await self._engine.cancel()
 
     def _disconnect(self) -> None:
         if self._link is not None:

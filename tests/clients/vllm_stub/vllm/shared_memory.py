@@ -70,8 +70,8 @@ class Sender:
             end += _padded(tensor)
         descriptor = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(descriptor, end)
             if end:
+                os.posix_fallocate(descriptor, 0, end)  # too little memory is an error here
                 with mmap.mmap(descriptor, end) as shared:
                     for tensor, start in zip(tensors, starts, strict=True):
                         _copy(tensor, shared, start)
