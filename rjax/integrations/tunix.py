@@ -58,7 +58,6 @@ class RjaxRollout(base_rollout.BaseRollout):
         logprobs_mode: LogprobsMode = "processed_logprobs",
         **options: Any,
     ) -> None:
-        self._actor = rollout_actor
         is_adapted = isinstance(tokenizer, TokenizerAdapter)
         self._tokenizer = tokenizer if is_adapted else TokenizerAdapter(tokenizer)
         self._mapping = mapping
@@ -157,9 +156,9 @@ class RjaxRollout(base_rollout.BaseRollout):
         """Token id that ends an answer."""
         return self._tokenizer.eos_id()
 
-    def model(self) -> Any:
-        """The trainer's model."""
-        return self._actor
+    def model(self) -> None:
+        """None: no Flax model has the engine's weights. With one that shares the trainer's, Tunix
+        would not update them. ``offload_to_cpu`` of its cluster needs one, and must be false."""
 
     def close(self) -> None:
         """End the engine."""

@@ -35,6 +35,7 @@ def make_model(given: Asked, seed: int) -> tuple[qwen3.Qwen3, str]:
     source = Path(given.model_folder)
     config = json.loads((source / "config.json").read_text())
     config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    config["rope_theta"] = 1_000_000  # Tunix's model has this one, whatever its configuration says
     folder = Path(tempfile.mkdtemp())
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text((source / name).read_text())
