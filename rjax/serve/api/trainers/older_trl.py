@@ -35,7 +35,7 @@ router = operator_router()
 _log = logging.getLogger("rjax.serve")
 
 
-@router.get("/health/")
+@router.get("/health/", response_model_exclude_none=True)
 async def health() -> HealthResponse:
     """Answer 200 once the server is ready."""
     return HealthResponse(status="ready")

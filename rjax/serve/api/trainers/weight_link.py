@@ -143,6 +143,8 @@ class WeightLink:
         """
         try:
             data, descriptors, _, _ = socket.recv_fds(self._socket, BUCKET.size + 1, 4)
+        except ConnectionError:
+            data, descriptors = b"", []
         except OSError as error:
             raise InvalidRequestError(f"the trainer sends no weights: {error}") from error
         with contextlib.ExitStack() as opened:
