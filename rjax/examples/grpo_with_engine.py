@@ -38,7 +38,7 @@ from rjax.models import BUNDLED_MODEL
 from rjax.outputs import token_chances
 from rjax.tokenization import Tokenizer
 
-LEARNING_RATE = 5e-5
+LEARNING_RATE = 2e-5
 CLIP = 0.2
 
 type Parameters = dict[str, jax.Array]
@@ -105,7 +105,7 @@ def loss_of(
     old: jax.Array,
     advantages: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """GRPO's clipped loss of B answers, averaged over their tokens.
+    """GRPO's clipped loss of the B answers to one question, averaged over their tokens.
 
     Args:
         config: of the checkpoint.
@@ -188,14 +188,13 @@ def main() -> None:
     optimiser = optax.adam(LEARNING_RATE)  # a dependency of flax
     state = optimiser.init(weights)
 
+    gradient_of = jax.jit(jax.grad(functools.partial(loss_of, config), has_aux=True))
+
     @jax.jit
-    def step(weights: Parameters, state: Any, *batch: Any) -> tuple[Parameters, Any, jax.Array]:
-        gradient, difference = jax.grad(functools.partial(loss_of, config), has_aux=True)(
-            weights, *batch
-        )
-        change, state = optimiser.update(gradient, state)
-        new = optax.apply_updates(weights, change)
-        return new, state, difference  # pyright: ignore[reportReturnType]
+    def apply(weights: Parameters, state: Any, gradients: list[Parameters]) -> tuple[Any, Any]:
+        mean = jax.tree.map(lambda *leaves: sum(leaves) / GROUPS, *gradients)
+        change, state = optimiser.update(mean, state)
+        return optax.apply_updates(weights, change), state
 
     def evaluate() -> float:
         rng = random.Random("held out")
@@ -216,26 +215,35 @@ def main() -> None:
         reward = rewards_of(answers, cells, tokenizer)
         spread = reward.std(axis=1, keepdims=True)
         advantages = (reward - reward.mean(axis=1, keepdims=True)) / (spread + 1e-4)
-        rows = np.repeat(np.arange(GROUPS), SAMPLES)
-        flat = answers.reshape(len(rows), -1)
-        whole = with_answers(prompts[rows], lengths[rows], flat)
-        weights, state, difference = step(
-            *(weights, state, whole, lengths[rows], flat),
-            *(logprobs.reshape(flat.shape), advantages.ravel()),
-        )
-        llm.update_weights(weights)
+        gradients = []
+        for i in np.flatnonzero(spread[:, 0]):  # of the others, the gradient is zero
+            starts = np.full(SAMPLES, lengths[i])
+            whole = with_answers(np.repeat(prompts[i : i + 1], SAMPLES, 0), starts, answers[i])
+            gradient, difference = gradient_of(
+                weights, whole, starts, answers[i], logprobs[i], advantages[i]
+            )
+            gradients.append(gradient)
+            differences.append(float(difference))
+        if gradients:
+            padding = [jax.tree.map(jnp.zeros_like, weights)] * (GROUPS - len(gradients))
+            weights, state = apply(weights, state, gradients + padding)
+            llm.update_weights(weights)
         rewards.append(float(reward.mean()))
-        differences.append(float(difference))
         if number % 5 == 0 or number == arguments.steps:
             print(
                 f"steps to {number}: mean reward {np.mean(rewards[-5:]):.2f}, weights version "
                 f"{llm.weights_version}, logprobs of engine and trainer differ by at most "
-                f"{max(differences[-5:]):.1e}",
+                f"{max(differences, default=0.0):.1e}",
                 flush=True,
             )
     after = evaluate()
     print(f"reward after: {after:.2f}")
-    report = {"before": before, "after": after, "rewards": rewards, "differences": differences}
+    report = {
+        "before": before,
+        "after": after,
+        "rewards": rewards,
+        "largest_logprob_difference": max(differences, default=0.0),
+    }
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     if arguments.png is not None:

@@ -19,7 +19,7 @@ PRINTS = {
     ],
     "graph_embeddings": ["pages: 0 used, 24 cached, 0 free"],
     "grpo": ["reward before: ", "reward after: "],
-    "grpo_with_engine": ["reward before: ", "weights version 1, logprobs of", "reward after: "],
+    "grpo_with_engine": ["reward before: ", "logprobs of engine and trainer", "reward after: "],
     "many_prefixes": [
         "pinned: team-0, team-1, team-2",
         "team-2 by its name: The highest age is 86",
