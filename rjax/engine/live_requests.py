@@ -96,6 +96,13 @@ class LiveRequests:
             self._finish(request, sequence)
         return finished
 
+    def _finish_all(self, sequences: list[Sequence]) -> int:
+        """Remove those that have not finished from the scheduler; returns their number."""
+        live = [s for s in sequences if s.status is not _FINISHED]
+        for sequence in live:
+            self._scheduler.finish(sequence)
+        return len(live)
+
     def _finish(self, request: Request, sequence: Sequence) -> None:
         self._prefixes.pin_computed(request, sequence)
         self._scheduler.finish(sequence)
@@ -125,7 +132,7 @@ class LiveRequests:
         if request is None:
             return None
         self._prefixes.pending.pop(request_id, None)
-        self.stats.requests.finished["abort"] += self._scheduler.finish_all(request.sequences)
+        self.stats.requests.finished["abort"] += self._finish_all(request.sequences)
         request.abort()
         return request.snapshot()
 
@@ -150,7 +157,7 @@ class LiveRequests:
     def fail(self, request: Request, error: Exception, only: Sequence | None = None) -> None:
         """End a request, or only one of its samples, on an error."""
         ended = request.sequences if only is None else [only]
-        self.stats.requests.finished["error"] += self._scheduler.finish_all(ended)
+        self.stats.requests.finished["error"] += self._finish_all(ended)
         request.fail(error, [sequence.index for sequence in ended])
         if not ended[0].index:  # its pages would be the prefix
             self._prefixes.pending.pop(request.request_id, None)

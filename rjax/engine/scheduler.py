@@ -5,7 +5,6 @@ import bisect
 import numpy as np
 from jaxtyping import Int
 
-from rjax.batch.page_hash import PageHashes
 from rjax.batch.page_operations import PageOperation, PageOperations
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence, SequenceStatus
@@ -56,6 +55,7 @@ class Scheduler:
         host_states: slots of the host for states; None for no swapping.
 
     Attributes:
+        registrar: registers pages of running sequences in the prefix cache.
         waiting, running, swapped: the queues, each in order; every live sequence is in one.
         page_tables: page table of each page group, and that of the states behind them; row s lists
             the pages of the sequence in slot s. Entries of pages that it does not hold are stale;
@@ -96,8 +96,8 @@ class Scheduler:
         of_groups = self.page_tables[: len(pool.windows)]
         self._groups = make_groups(blocks, pool.windows, of_groups, self.states)
         self._matcher = PrefixMatcher(self._groups, self.host, enable_prefix_caching)
-        self._registrar = PageRegistrar(blocks, enable_prefix_caching, self.states)
-        self._limits, self._caching = limits, enable_prefix_caching
+        self.registrar = PageRegistrar(blocks, enable_prefix_caching, self.states)
+        self._limits = limits
         self._shares = FairShares(limits.max_num_seqs)
         self._slots = list(range(limits.num_slots - 1, -1, -1))
         self._swapper = Swapper(
@@ -144,32 +144,17 @@ class Scheduler:
                 self.swapped.remove(sequence)
                 self._swapper.release(sequence)
             case SequenceStatus.RUNNING:
-                self._registrar.partial_page(sequence, sequence.num_known)
+                self.registrar.partial_page(sequence, sequence.num_known)
                 self._leave(sequence)
             case SequenceStatus.FINISHED:
                 raise AssertionError("finished twice")
         sequence.status, sequence.mask = SequenceStatus.FINISHED, None  # its memory is freed now
         self._shares.remove(sequence)
 
-    def finish_all(self, sequences: list[Sequence]) -> int:
-        """Remove those that have not finished; returns their number."""
-        live = [s for s in sequences if s.status is not SequenceStatus.FINISHED]
-        for sequence in live:
-            self.finish(sequence)
-        return len(live)
-
     def cache_full_pages(self, sequence: Sequence) -> None:
         """Register the sequence's full pages of known tokens in the prefix cache."""
         if sequence.status is _RUNNING:
-            self._registrar.full_pages(sequence)
-
-    def start_chain(self, sequence: Sequence, root: bytes) -> None:
-        """Give a sequence page hashes with another root, between two steps, after the prefix cache
-        has forgotten all KV."""
-        sequence.hashes, sequence.awaited = PageHashes(root, self.blocks.page_size), None
-        sequence.hashes.extend(sequence.token_array(0, sequence.num_known))
-        if sequence.status is _RUNNING:
-            self._registrar.again(sequence)
+            self.registrar.full_pages(sequence)
 
     def _schedule_running(self, step: StepBuilder) -> None:
         S = self.blocks.page_size
@@ -218,7 +203,7 @@ class Scheduler:
             if stop % S == 0:
                 self.cache_full_pages(sequence)
             elif stop == len(sequence.prompt_token_ids):  # the last token of a prefill-ahead prompt
-                self._registrar.partial_page(sequence, stop)
+                self.registrar.partial_page(sequence, stop)
             sequence.in_flight += 1
             sequence.num_tokens = stop + 1
         step.num_tokens = len(decodes)
@@ -300,7 +285,7 @@ class Scheduler:
         ]
         needed = sum(counts)
         last = min(stored + (tokens if self.running else 1), sequence.num_tokens)
-        in_chunk = sum(max(0, self._pages_for(last) - count) for count in at_start)
+        in_chunk = sum(max(0, -(-last // S) - count) for count in at_start)
         fresh = None
         if self.blocks.num_available >= needed + in_chunk + reserve:
             fresh = self.blocks.allocate(needed)
@@ -343,7 +328,7 @@ class Scheduler:
             sequence.num_cached = sequence.num_computed
             sequence.num_shared = min(shared * S, sequence.num_computed)
         self._swapper.release(sequence)
-        if self._caching:
+        if self.registrar.caching:
             self.cache_full_pages(sequence)
             self.blocks.mark_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
         self._shares.start(sequence, self.running)
@@ -378,7 +363,7 @@ class Scheduler:
         sequence.num_computed = stop
         sequence.num_stored = max(stored, stop)
         if samples:
-            self._registrar.partial_page(sequence, sequence.num_known)
+            self.registrar.partial_page(sequence, sequence.num_known)
             sequence.sample()
         else:
             self.cache_full_pages(sequence)
@@ -389,7 +374,7 @@ class Scheduler:
         number = sequence.num_stored // S
         if number < sequence.num_borrowed and not self._copy_on_write(sequence, number):
             return
-        missing = self._pages_for(sequence.num_tokens)
+        missing = -(-sequence.num_tokens // self.blocks.page_size)
         for group in self._groups:
             while len(sequence.pages[group.index]) < missing:
                 fresh = self._allocate_one(sequence)
@@ -469,7 +454,7 @@ class Scheduler:
         """Put a running sequence back into a queue and free its pages."""
         swapped = may_swap and self._swapper.swap_out(victim)
         status = SequenceStatus.SWAPPED if swapped else _WAITING
-        self._registrar.partial_page(victim, victim.num_known)
+        self.registrar.partial_page(victim, victim.num_known)
         self._leave(victim)
         victim.num_computed = victim.num_stored = 0
         victim.num_registered = victim.num_borrowed = victim.capacity = 0
@@ -492,6 +477,3 @@ class Scheduler:
         self._groups.release(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = None
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.blocks.page_size)

@@ -186,6 +186,6 @@ class WeightUpdates:
             kept, salt = name in running, request.cache_salt
             root = self._roots.of_kept(salt) if kept else self._roots.of(salt)
             for sequence in request.sequences:
-                self._scheduler.start_chain(sequence, root)
+                self._scheduler.registrar.start_chain(sequence, root)
             for completion in request.completions:
                 completion.new_weights(self.version)

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from rjax.batch.page_hash import block_bytes, group_key
-from rjax.batch.sequence import Sequence
+from rjax.batch.page_hash import PageHashes, block_bytes, group_key
+from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.engine.pages.block_manager import BlockManager
 from rjax.engine.pages.groups import pages_numbered
 from rjax.engine.pages.state_pages import StatePages
@@ -45,9 +45,12 @@ class PageRegistrar:
         if self.states is not None:
             self.states.register(sequence)
 
-    def again(self, sequence: Sequence) -> None:
-        """Register the pages and states of a running sequence under new chain keys."""
-        if not self.caching:
+    def start_chain(self, sequence: Sequence, root: bytes) -> None:
+        """Give a sequence page hashes with another root, between two steps, after the prefix cache
+        has forgotten all KV; the pages and states of a running one are registered again."""
+        sequence.hashes, sequence.awaited = PageHashes(root, self.blocks.page_size), None
+        sequence.hashes.extend(sequence.token_array(0, sequence.num_known))
+        if not self.caching or sequence.status is not SequenceStatus.RUNNING:
             return
         sequence.num_registered = 0
         self.full_pages(sequence)

@@ -51,7 +51,7 @@ ROUTERS = (
     private,
     server_info.private,
 )
-OPERATOR_ROUTERS: tuple[APIRouter, ...] = (
+OPERATOR_ROUTERS = (
     engine_state.router,
     trainers.router,
     older_trl.router,
