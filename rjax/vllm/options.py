@@ -14,6 +14,7 @@ from rjax.errors import InvalidConfigError
 ENGINE_NO_OPS = {
     "--enforce-eager": "every step is a compiled program; --warmup off compiles none ahead",
     "--enable-chunked-prefill": "prompts are always chunked (see --max-num-batched-tokens)",
+    "--enable-sleep-mode": "every engine can sleep",
     "--async-scheduling": "the next step always starts before the last one's tokens are read",
     "--trust-remote-code": "rjax never runs code of a checkpoint; 'rjax models' lists the families "
     "that it has code for",

@@ -28,7 +28,7 @@ class LifecycleMachine(EngineMachine):
         self.run(load)
         started = {name for name, r in engine._requests.items() if r.has_started}
         live = self.asked.keys() & engine._requests.keys()
-        frozen = {name: self.said(name) for name in live}
+        computed = engine._worker.computed
         engine.pause(mode)
         for _ in range(200):
             if not engine.is_draining():
@@ -44,9 +44,9 @@ class LifecycleMachine(EngineMachine):
             case "wait":  # those that had pages have finished; no other has got any
                 assert left == live - started
                 assert not engine._scheduler.running
-            case "keep":  # nothing is computed; at most the steps in flight are read
+            case "keep":  # the steps in flight are read, which may end a request
                 assert left == live - self.ended.keys()
-                assert all(self.said(name) - frozen[name] <= 2 * 4 for name in left)
+        assert engine._worker.computed == computed or mode == "wait"
         computed = engine._worker.computed
         self.take(engine.step())
         assert engine._worker.computed == computed
@@ -113,9 +113,6 @@ class LifecycleMachine(EngineMachine):
         self.count += 1
         self.engine.add_request(name, prompt, params, **options)
         self.asked[name] = prompt, params
-
-    def said(self, name):
-        return sum(len(c.token_ids) for c in self.engine._requests[name].completions)
 
 
 class StatesMachine(LifecycleMachine):
