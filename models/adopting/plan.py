@@ -124,16 +124,17 @@ def plan_update(
     planner = _planner(stored, known, config, mesh)
     kept = set(kv_scale_tensors(config))
     planned: list[PlannedWeight] = []
+    absent: list[str] = []
     problems: list[str] = []
     for paths, weight in stored.weights.items():
         names, optional = _names(weight, config)
         missing = [name for name in names if name not in known and name not in optional]
         if len(missing) == len(names) or not any(name in known for name in names):
             if not partial and not kept.issuperset(paths):
-                problems.append(f"{_listed(missing)} missing")
+                absent += missing
             continue
         if missing and not partial:
-            problems.append(f"{_listed(missing)} missing")
+            absent += missing
         elif missing and not _can_keep(weight):
             given = [name for name in names if name in known]
             problems.append(
@@ -153,8 +154,9 @@ def plan_update(
                 for target in targets
             )
             planned.append(_planned(paths, plan, weight, results, known, resident, config))
-    if problems and not partial:
-        problems[-1] += "; give all tensors, or say partial=True to keep the others"
+    if absent:
+        all_or_some = "give all tensors, or say partial=True to keep the others"
+        problems.insert(0, f"{_listed(absent)} missing; {all_or_some}")
     raise_problems(problems)
     if not planned:
         raise CheckpointError("the weights cannot be used: there are none for this model")

@@ -204,9 +204,9 @@ WRONG = {
     ),
     "many missing tensors": (
         lambda t: {Q: t[Q]},
-        "; and ",
+        "more are missing; give all tensors, or say partial=True",
     ),
-    "none": (lambda t: {}, "is missing"),
+    "none": (lambda t: {}, "model.embed_tokens.weight, model.norm.weight, "),
     "a shape": (
         lambda t: changed(t, "model.norm.weight", np.zeros(63, np.float32)),
         "model.norm.weight has the shape (63,); this model has (64,)",
