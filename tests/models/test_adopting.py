@@ -73,7 +73,7 @@ class Held:
         return found
 
 
-@pytest.mark.sample(4, 8)
+@pytest.mark.sample(2, 6)
 @pytest.mark.parametrize("family", BASES)
 def test_the_arrays_are_those_of_the_tensors(family):
     held = Held(BASES[family])
@@ -85,6 +85,7 @@ def test_the_arrays_are_those_of_the_tensors(family):
         assert np.allclose(found[name], tensor, rtol=0, atol=1e-6), name
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mapping", ["maxtext", "tunix"])
 def test_arrays_on_the_device_are_read_there(mapping):
     config = config_from_dict(MOE)
@@ -107,7 +108,7 @@ def test_updates_compile_nothing_again_and_keep_no_array():
     given = {name: jnp.asarray(tensor) for name, tensor in tensors.items()}
     held.update(given)
     programs, live = held.adopter.num_programs, len(jax.live_arrays())
-    for count in range(100):
+    for count in range(200):
         old = list(held.leaves)
         held.update(given if count % 2 else tensors)
         assert all(leaf.is_deleted() for leaf in old), "the memory is taken over"
@@ -122,7 +123,7 @@ def test_updates_compile_nothing_again_and_keep_no_array():
 def test_dtypes_are_converted_as_in_a_checkpoint():
     held = Held(TINY, jnp.bfloat16)
     tensors = trainers.checkpoint(held.config)
-    for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
+    for dtype in (np.float64, ml_dtypes.bfloat16):
         given = {name: tensor.astype(dtype) for name, tensor in tensors.items()}
         held.update(given)
         assert all(leaf.dtype == jnp.bfloat16 for leaf in held.leaves)
@@ -240,6 +241,7 @@ def deleted(array):
     return array
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_weights_are_refused_and_change_nothing(what):
     held = Held(TINY)
