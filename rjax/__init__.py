@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ContextLengthError,
         InvalidConfigError,
         InvalidRequestError,
+        InvalidWeightsError,
         OutOfMemoryError,
         RjaxError,
     )
@@ -41,6 +42,7 @@ __all__ = [
     "EngineConfig",
     "InvalidConfigError",
     "InvalidRequestError",
+    "InvalidWeightsError",
     "LLMEngine",
     "Logprob",
     "OutOfMemoryError",
@@ -75,7 +77,7 @@ _HOME = {
     **dict.fromkeys(
         (
             *("ContextLengthError", "InvalidConfigError", "InvalidRequestError"),
-            *("OutOfMemoryError", "RjaxError"),
+            *("InvalidWeightsError", "OutOfMemoryError", "RjaxError"),
         ),
         "rjax.errors",
     ),

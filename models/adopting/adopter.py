@@ -101,7 +101,9 @@ class WeightAdopter:
         carried out once.
         """
         waiting: list[tuple[Array, ...]] = []
-        for weight, program in zip(update.plan.weights, update.programs, strict=True):
+        weights = update.plan.weights
+        last_use = {name: w for w in weights for names in w.tensors for name in names}
+        for weight, program in zip(weights, update.programs, strict=True):
             places = [self._places[path] for path in weight.paths]
             arrays, indices, from_host = self._inputs(weight, update.staged)
             new = program(tuple(arrays), indices, tuple(leaves[place] for place in places))
@@ -109,13 +111,16 @@ class WeightAdopter:
             for place, leaf in zip(places, new, strict=True):
                 leaves[place] = leaf
             for name in {name for names in weight.tensors for name in names}:
-                update.staged.pop(name, None)
+                if last_use[name] is weight:
+                    del update.staged[name]
             if self._in_turn:
                 jax.block_until_ready(new)
             elif from_host:
                 waiting.append(new)
                 if len(waiting) > _WEIGHTS_AHEAD:
                     jax.block_until_ready(waiting.pop(0))
+        # Only now may a trainer change arrays whose memory is shared.
+        jax.block_until_ready(leaves)
 
     def _plan(self, staged: Mapping[str, StagedTensor], *, partial: bool) -> UpdatePlan:
         """The plan of an update; a trainer's updates are alike."""

@@ -156,6 +156,17 @@ def test_arrays_of_other_libraries_are_shared_and_not_copied():
     assert np.array_equal(held.values()["embedding.weight"], tensors["model.embed_tokens.weight"])
 
 
+def test_a_trainer_may_change_its_arrays_after_an_update():
+    held = Held(TINY)
+    tensors = trainers.checkpoint(held.config)
+    given = {name: tensor.copy() for name, tensor in tensors.items()}
+    held.update(given)
+    for tensor in given.values():
+        tensor[:] = 0
+    found = held.tensors({name: tensor.shape for name, tensor in tensors.items()})
+    assert all(np.array_equal(found[name], tensors[name]) for name in tensors)
+
+
 def test_a_part_of_a_fused_array_leaves_the_others():
     held = Held(of("Qwen2", num_hidden_layers=2))
     first, second = (trainers.checkpoint(held.config, seed) for seed in (0, 1))
