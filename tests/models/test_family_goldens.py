@@ -71,6 +71,11 @@ def _before_rope(config):
     return dataclasses.replace(config, norms=norms)
 
 
+def _plain_values(config):
+    norms = dataclasses.replace(config.norms, on_values=False)
+    return dataclasses.replace(config, norms=norms)
+
+
 def _no_window(config):
     return dataclasses.replace(config, sliding_windows=(None,) * config.num_layers)
 
@@ -86,6 +91,14 @@ def _no_window(config):
         ("gemma2_g3_h16_caps_windows", _scales(embedding=1.0)),
         ("gemma3_g3_h32_layer_types", _same_rope),
         ("gemma3_g1_h24_old_fields", _no_window),
+        ("gemma4_g6_h32_keys_are_values", _scales(attention=None)),
+        ("gemma4_g6_h32_keys_are_values", _scales(logit_soft_cap=None)),
+        ("gemma4_g6_h32_keys_are_values", _ropes(kind="default")),
+        ("gemma4_g6_h32_keys_are_values", _plain_values),
+        ("gemma4_g2_h16_inputs_shared_kv", _no_window),
+        ("gemma4moe_j7_k3_global_heads", _ropes(factor=1.0)),
+        ("gemma4moe_j7_k3_global_heads", _router(score="sigmoid")),
+        ("gemma4u_g4_h48_full_last", _plain_values),
         ("olmo3_g1_h24_yarn_windows", _same_rope),
         ("olmo3_g1_h24_yarn_windows", _no_window),
         ("smollm3_g3_h16_no_rope", _same_rope),
