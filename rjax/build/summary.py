@@ -98,8 +98,9 @@ def _on_each(size: int, devices: int) -> str:
 
 def _copies(model: ModelConfig) -> str:
     """How often KV heads are held."""
-    copies = model.kv_head_copies
-    return f", with {copies} copies of each KV head" if copies > 1 else ""
+    copies = max([model.kv_head_copies, *(layer.kv_head_copies for layer in model.layers)])
+    most = "up to " if model.layers else ""
+    return f", with {most}{copies} copies of each KV head" if copies > 1 else ""
 
 
 def model_name(config: EngineConfig, model: ModelConfig) -> str:

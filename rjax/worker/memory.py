@@ -52,6 +52,8 @@ def workspace_bytes(
         sizes = model.latent.axis_sizes
         stream += T * (sizes.get("Q", 0) + sizes["Y"]) * both
         sharded += T * model.num_heads * (sizes["W"] + sizes["E"]) * both
+    if model.per_layer_inputs is not None:  # embedded, projected, and their sum
+        stream += 3 * T * model.num_layers * model.per_layer_inputs.width * both
     if model.linear is not None:
         sharded += _states_bytes(model.linear, shape, both)
     if model.experts is not None:
