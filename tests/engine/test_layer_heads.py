@@ -115,6 +115,20 @@ def test_unowned_pages_and_saved_prefixes_change_no_token(tmp_path):
     engine.close()
 
 
+@pytest.mark.slow
+def test_swapped_pages_in_fp8_come_back():
+    longer = SamplingParams(temperature=0, max_tokens=22, ignore_eos=True)
+    tokens = []
+    for num_pages in (60, 17):
+        options = {"num_pages": num_pages, "preemption": "swap", "kv_cache_dtype": "fp8"}
+        engine = make_engine(EXPERTS, **OPTIONS | options)
+        done = run(engine, [(str(i), p, longer) for i, p in enumerate(prompts())])
+        tokens.append([done[str(i)].outputs[0].token_ids for i in range(5)])
+        assert (engine.stats().swaps > 0) == (num_pages == 17)
+        engine.close()
+    assert tokens[0] == tokens[1]
+
+
 _MESH = """
 import jax
 import numpy as np
