@@ -38,7 +38,7 @@ from rjax.models import BUNDLED_MODEL
 from rjax.outputs import token_chances
 from rjax.tokenization import Tokenizer
 
-LEARNING_RATE = 2e-5
+LEARNING_RATE = 2e-6
 CLIP = 0.2
 
 type Parameters = dict[str, jax.Array]
@@ -263,7 +263,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
     axes.plot(steps, mean, color="tab:blue", label="mean of five steps")
     axes.axhline(report["before"], color="tab:red", ls="--", label="held-out questions, before")
     axes.axhline(report["after"], color="tab:green", ls="--", label="held-out questions, after")
-    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1))
+    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1.05))
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)
 

@@ -252,6 +252,17 @@ REQUIRED: dict[str, Any] = {
     "call_id": "1",
     "output": "a",
     "refusal": "a",
+    "init_info": {"master_port": 1},
+    "master_port": 1,
+    "update_info": {"names": [], "dtype_names": [], "shapes": []},
+    "names": [],
+    "dtype_names": [],
+    "shapes": [],
+    "token_ids": [1],
+    "prompts": ["a"],
+    "port": 1,
+    "dtype": "float32",
+    "shape": [1],
 }
 
 

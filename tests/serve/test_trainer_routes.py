@@ -138,6 +138,13 @@ def test_a_trainer_that_is_killed_changes_nothing(trained, folder):
     assert ask(trained) == before
 
 
+def test_a_trainer_on_another_machine_is_refused(trained):
+    body = {"init_info": {"master_address": "192.0.2.1", "master_port": PORT}}
+    found = call(trained, "/init_weight_transfer_engine", body)
+    assert found.status_code == 400
+    assert "not of this machine" in found.json()["error"]["message"]
+
+
 def test_pickled_weights_are_refused(trained):
     body = {"update_info": {**announced({}), "ipc_handles_pickled": "gASV"}}
     found = call(trained, "/update_weights", body)

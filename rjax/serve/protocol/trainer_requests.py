@@ -41,7 +41,7 @@ class InitTransferRequest(RequestModel):
 
 
 class StartUpdateRequest(RequestModel):
-    """Body of POST /start_weight_update; none is an empty object."""
+    """Body of POST /start_weight_update: none is an empty object."""
 
     refused: ClassVar[Mapping[str, Refused]] = {
         "is_checkpoint_format": Refused("weights have the names of a checkpoint", (True,)),
@@ -79,7 +79,7 @@ class UpdateRequest(RequestModel):
 
 
 class FinishUpdateRequest(RequestModel):
-    """Body of POST /finish_weight_update; none is an empty object."""
+    """Body of POST /finish_weight_update: none is an empty object."""
 
     mode: Annotated[
         Literal["wait", "abort", "keep"],

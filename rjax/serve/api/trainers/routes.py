@@ -9,6 +9,7 @@ from rjax.serve.api.bodies import json_body
 from rjax.serve.api.openapi import request_body_schema
 from rjax.serve.api.routing import ServiceDep, TenantDep, operator_router
 from rjax.serve.api.trainers.token_ids import generate_token_ids
+from rjax.serve.api.trainers.weight_link import check_is_here
 from rjax.serve.api.trainers.weight_updates import specs_of
 from rjax.serve.protocol.trainer_requests import (
     FinishUpdateRequest,
@@ -55,6 +56,8 @@ async def init_weight_transfer_engine(
     service: ServiceDep,
 ) -> MessageResponse:
     """Connect to the trainer, which listens on this machine."""
+    if body.init_info.master_address is not None:
+        await service.threads.run(check_is_here, body.init_info.master_address)
     await service.weight_updates.connect(body.init_info.master_port)
     return MessageResponse(message="the trainer is connected")
 

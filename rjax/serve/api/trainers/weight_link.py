@@ -88,6 +88,23 @@ def socket_path(port: int) -> Path:
     return FOLDER / f"rjax-weights-{port}.sock"
 
 
+def check_is_here(address: str) -> None:
+    """Check that an address or a host's name is of this machine.
+
+    Raises:
+        InvalidRequestError: it is not.
+    """
+    try:
+        kind, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.bind(place)  # possible with own addresses only
+    except OSError as error:
+        raise InvalidRequestError(
+            f"the trainer's address {address[:100]!r} is not of this machine; weights come from the "
+            "same machine, as shared memory"
+        ) from error
+
+
 class WeightLink:
     """A connection to a trainer. The methods block; any thread may call them, one at a time.
 
