@@ -181,7 +181,12 @@ class DispatchedOperations(Operations):
             kv_dtype=str(jnp.dtype(kv_dtype)),
         )
         if norms is not None:
-            normed = dataclasses.replace(problem, operation="norm_rope_and_cache", eps=norms.q.eps)
+            normed = dataclasses.replace(
+                problem,
+                operation="norm_rope_and_cache",
+                eps=norms.q.eps,
+                norms_values=norms.values,
+            )
             write = self._choose(normed).kernel
             if write is not None:
                 return write, normed, qkv, (norms.q.weight[...], norms.k.weight[...])
