@@ -7,6 +7,7 @@ from rjax.batch.step_worker import StepWorker
 from rjax.closing import Closable
 from rjax.engine.protocol import Engine, RunningMode
 from rjax.engine.weight_updates import WeightUpdates
+from rjax.errors import EnginePausedError, EngineSleepingError
 from rjax.models import ModelConfig
 from rjax.models.adopting.mapping import WeightMapping
 from rjax.outputs import RequestOutput
@@ -40,11 +41,15 @@ class UpdatableEngine(Closable, Engine):
 
     def try_finish_weight_update(self, mode: RunningMode = "wait") -> int | None:
         self._check_open()
-        self._check_takes_weights()
-        running = self._weights.check(mode, self._worker)
-        if mode == "wait" and running:
-            self._check_finishing()
-            return None
+        try:
+            self._check_takes_weights()
+            running = self._weights.check(mode, self._worker)
+            if mode == "wait" and running:
+                self._check_finishing()
+                return None
+        except (EnginePausedError, EngineSleepingError):
+            self._weights.cancel()
+            raise
         if mode == "abort":
             for request_id in running:
                 self.abort_request(request_id)

@@ -54,6 +54,7 @@ class FakeWorker:
         self.host = [[None] * page_size for _ in range(num_host_pages)]
         self.truth = {}
         self.asleep: set[str] = set()
+        self.dropped = False  # the weights
         self.moved = {CopyPages: 0, SwapOut: 0, SwapIn: 0, SwapInState: 0}
         self.computed = 0
         self.compiling: set[str] = set()  # requests whose programs are missing
@@ -85,12 +86,16 @@ class FakeWorker:
 
     def sleep(self, level: int) -> None:
         assert level in (1, 2)
+        self.dropped |= level == 2
         self.asleep |= {"weights", "kv_cache"}
         self.pages, self.host = [None] * len(self.pages), [None] * len(self.host)
         self.states, self.tails = [None] * len(self.states), [None] * len(self.tails)
 
     def wake_up(self, tag: str) -> None:
         self.asleep.remove(tag)
+        if tag == "weights" and self.dropped:
+            self.dropped = False
+            self.version += self.version > 0  # those that the engine started with, under a new name
         if tag == "kv_cache":
             self.pages = [[None] * self.page_size for _ in self.pages]
             self.host = [[None] * self.page_size for _ in self.host]

@@ -153,6 +153,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.add_weights({"w": np.zeros(1)})
         live = self.engine._requests
         running = {n for n, r in live.items() if r.sequences[0].num_cached is not None}
+        if mode == "wait" and running and self.engine.is_paused():
+            with pytest.raises(EnginePausedError, match="keeps requests from finishing"):
+                self.engine.finish_weight_update(mode)
+            assert worker.version == self.engine.weights_version == before
+            return
         if mode == "abort":
             self.aborted |= running
         elif mode == "keep":
