@@ -23,6 +23,7 @@ from bench import (
     server_share,
     swap,
     throughput,
+    update_weights,
 )
 from bench.compare_engines import __main__ as compare_engines
 from bench.compare_torch import __main__ as compare_torch
@@ -189,6 +190,9 @@ PAGES: dict[str, Page] = {
             "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
             "scheduler": Section("Host time of a step", _scheduler),
             "swap": Section("Swapping during a step", _rows(swap.COLUMNS)),
+            "update_weights": Section(
+                "New weights in a running engine", _rows(update_weights.COLUMNS)
+            ),
         },
     ),
     "startup": Page(

@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[str, int]] = {
     "server_share": ("bench.server_share --streams 64 256", 360),
     "rollout": ("bench.rollout --shapes llama-3-8b", 600),
     "swap": ("bench.swap --shapes llama-3-8b", 120),
+    "update_weights": ("bench.update_weights --shapes llama-3-8b", 120),
     "longbench": ("bench.longbench", 120),
 }
 """Command and seconds at most, by the name of the result."""
