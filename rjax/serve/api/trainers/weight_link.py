@@ -100,8 +100,8 @@ def check_is_here(address: str) -> None:
             probe.bind(place)  # possible with own addresses only
     except OSError as error:
         raise InvalidRequestError(
-            f"the trainer's address {address[:100]!r} is not of this machine; weights come from the "
-            "same machine, as shared memory"
+            f"the trainer's address {address[:100]!r} is not of this machine; weights come from "
+            "the same machine, as shared memory"
         ) from error
 
 
