@@ -43,10 +43,8 @@ class Attention(nnx.Module):
         self.interleaved = rope is not None and rope.interleaved
         of_heads = not config.layer_norm and not config.norms.whole_qk
         self.norms_behind_rope = config.norms.qk_behind_rope
-        self.norm_joins_rope = (
-            of_heads
-            and not (self.interleaved or self.norms_behind_rope)
-            and not (self.norms_values or self.keeps_kv)
+        self.norm_joins_rope = of_heads and not (
+            self.interleaved or self.norms_behind_rope or self.keeps_kv
         )
         self.output_gate = config.output_gate
         G = config.axis_sizes["G"]

@@ -70,6 +70,12 @@ FAMILIES = {
     "gemma3_text": {"hidden_size": 1024, "intermediate_size": 2048, "sliding_window": 64}
     | _HEADS
     | {"sliding_window_pattern": 2},
+    # Heads of 512 in full layers, whose values are their keys before norms, beside windows of 256.
+    "gemma4_text": {"hidden_size": 1024, "intermediate_size": 2048, "sliding_window": 64}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+    | {"num_global_key_value_heads": 1, "global_head_dim": 512, "attention_k_eq_v": True}
+    | {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0}
+    | {"hidden_size_per_layer_input": 0},
     "olmo2": {"hidden_size": 1024, "intermediate_size": 2048} | _HEADS,
     "glm4": {"hidden_size": 1024, "intermediate_size": 2048} | _HEADS,
     "cohere2": {"hidden_size": 1024, "intermediate_size": 2048, "sliding_window": 64}
@@ -80,6 +86,7 @@ FAMILIES = {
 NAMES = {
     "deepseek_v2": "DeepseekV2",
     "gemma3_text": "Gemma3",
+    "gemma4_text": "Gemma4",
     "glm4_moe_lite": "Glm4MoeLite",
     "gpt_oss": "GptOss",
     "opt": "OPT",

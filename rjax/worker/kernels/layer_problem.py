@@ -106,6 +106,7 @@ def _attention_obstacle(attention: Any, rotary: Rotary | None) -> str | None:
     kinds = {
         f"weights stored as {scheme.name}": not isinstance(scheme, Scaled | Unquantised),
         "norms of queries and keys apart from the rotary embedding": not attention.norm_joins_rope,
+        "norms of values": attention.norms_values,
         "a norm of queries or keys alone": (attention.q_norm is None) != (attention.k_norm is None),
         "an output gate": attention.output_gate,
         "heads unlike those of other layers": attention.has_own_sizes,
