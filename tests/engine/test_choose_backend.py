@@ -43,7 +43,7 @@ NOT_MOSAIC = [
     ({"compute_capability": 12.0}, "Hopper"),
     ({"dtype": "float32"}, "float32"),
     ({"page_size": 8}, "pages of"),
-    ({"head_dim": 48}, "head dims 64, 80, .*256, not 48"),
+    ({"head_dim": 48}, "head dims 64, 80, .*256, 512, not 48"),
 ]
 
 

@@ -360,7 +360,7 @@ def test_a_state_and_its_page_are_two_events():
         seconds=1.0,
         rank=0,
         page_size=S,
-        root=b"r",
+        roots={b"r"},
         event_format="map",
         has_states=True,
     )

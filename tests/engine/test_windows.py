@@ -210,7 +210,7 @@ def test_a_hit_needs_the_pages_of_the_window_before_its_end(windows):
     sequence_keys = [key for key in blocks._page_of if len(key) == 32 + (last > 0)]
     assert len(sequence_keys) >= 10
     # Evict the fourth page of the last group: hits that end behind it within a window are gone.
-    hashes = PageHashes(engine._root, 4)
+    hashes = PageHashes(engine._salted_root(None), 4)
     hashes.extend(prompt)
     page = blocks.find(group_key(hashes.keys[3], last))
     assert page is not None

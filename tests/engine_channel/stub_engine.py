@@ -63,7 +63,7 @@ class StubEngine(Engine):
         self.folder = Path(folder)
         self.config = EngineConfig()
         self.max_model_len = 1000
-        self.summary = {"model": "stub"}
+        self.summary = {"model": "stub", "dtype": "bfloat16"}
         self.step_seconds = step_seconds
         self.live: dict[str, list[Any]] = {}
         self.ended: list[RequestOutput] = []

@@ -92,7 +92,7 @@ def test_a_token_across_the_seam_belongs_to_the_continuation(tiny_llm: LLM) -> N
         ("a", [], "empty list"),
         ([[1]], [[10**6]], "vocabulary"),
         ([[1]] * 2, [[1], [10**6]], r"prompts\[1\].*vocabulary"),
-        ("x" * 9000, "y", "at most"),
+        ("x" * 9000, "y", "maximum context length"),
     ],
 )
 def test_wrong_pairs_are_refused(
