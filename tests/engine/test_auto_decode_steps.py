@@ -4,6 +4,7 @@ The times by which it decides are tested in test_multi_step_policy.py.
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
@@ -253,7 +254,7 @@ def test_a_step_is_short_on_the_device_or_beside_the_hosts_work(
 
     worker = make_engine(tiny)._worker
     runner, shape = Runner(worker), worker.shapes.decode[0]
-    monkeypatch.setattr(warmup.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(warmup, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(warmup.jax, "block_until_ready", wait)
     assert warmup._is_short(runner, worker._state, shape, 0.05) == short
 

@@ -1,12 +1,14 @@
 """Named prefixes: many at once, nested, pinned, replaced, dropped, saved; salts and time limits."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from rjax.engine import deadlines
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.sampling import SamplingParams
 
@@ -111,7 +113,7 @@ def test_a_late_request_is_aborted(engine, monkeypatch):
     engine.add_request("calm", [1], SamplingParams(max_tokens=50), timeout=1e6)
     engine.step()
     clock = time.monotonic() + 61
-    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    monkeypatch.setattr(deadlines, "time", SimpleNamespace(monotonic=lambda: clock))
     done = run(engine, [])
     assert done["late"].outputs[0].finish_reason == "abort"
     assert done["calm"].outputs[0].finish_reason == "length"

@@ -1,6 +1,7 @@
 """Budgets of masks: of one mask, of a request, and of an owner's slow masks within a minute."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from rjax.structured.mask_budget import MaskBudget, OwnerBudget
 def clock(monkeypatch):
     """Seconds that a test can change."""
     now = [0.0]
-    monkeypatch.setattr(mask_budget.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(mask_budget, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

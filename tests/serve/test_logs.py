@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import logging
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -121,7 +122,7 @@ def test_a_wrong_key_is_logged_without_it(folder, log):
 
 def test_clients_cannot_fill_the_log(log, monkeypatch):
     now = 100.0
-    monkeypatch.setattr(refusal_log.time, "monotonic", lambda: now)
+    monkeypatch.setattr(refusal_log, "time", SimpleNamespace(monotonic=lambda: now))
     refused = RefusalLog()
     for status in (499, 500, 503):
         refused(POST, ApiError(status, "not a refusal"))
@@ -139,7 +140,7 @@ def test_clients_cannot_fill_the_log(log, monkeypatch):
 
 def test_a_traceback_is_logged_once_a_minute(monkeypatch):
     now, stream = 100.0, io.StringIO()
-    monkeypatch.setattr(repeated_errors.time, "monotonic", lambda: now)
+    monkeypatch.setattr(repeated_errors, "time", SimpleNamespace(monotonic=lambda: now))
     handler = logging.StreamHandler(stream)
     repeated = RepeatedErrors()
     handler.addFilter(repeated)
