@@ -155,6 +155,9 @@ PAGES: dict[str, Page] = {
         "Weights are random, so routing is about uniform, which reads the most experts.",
         {
             "decode_step_experts": Section("One decode step", _decode_steps),
+            "decode_step_hybrid_fp8": Section(
+                "One decode step with gated delta nets, fp8", _decode_steps
+            ),
             "kernels_experts": Section("Experts of a layer", _rows(run_experts.COLUMNS)),
         },
     ),

@@ -31,6 +31,10 @@ COMMANDS: dict[str, tuple[str, int]] = {
         150,
     ),
     "decode_step_long": ("bench.decode_step --max-model-len 131072", 240),
+    "decode_step_hybrid_fp8": (
+        "bench.decode_step --experts --only qwen3.5 --quantization fp8 --profile 16",
+        150,
+    ),
     "decode_step_growth": ("bench.decode_step --growth --profile 14", 120),
     "throughput": ("bench.throughput --shapes llama-3-8b", 180),
     "prefill": (
