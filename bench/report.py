@@ -190,6 +190,7 @@ PAGES: dict[str, Page] = {
             "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
             "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
             "rollout": Section("Group sampling", _rows(rollout.COLUMNS)),
+            "rollout_refill": Section("Group sampling with refill", _rows(rollout.COLUMNS)),
             "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
             "scheduler": Section("Host time of a step", _scheduler),
             "swap": Section("Swapping during a step", _rows(swap.COLUMNS)),

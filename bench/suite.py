@@ -60,9 +60,13 @@ COMMANDS: dict[str, tuple[str, int]] = {
         200,
     ),
     "server_share": ("bench.server_share --streams 64 256", 360),
-    "rollout": ("bench.rollout --shapes llama-3-8b", 600),
+    "rollout": ("bench.rollout --shapes llama-3-8b --what groups", 240),
+    "rollout_refill": ("bench.rollout --shapes llama-3-8b --what refill", 600),
     "swap": ("bench.swap --shapes llama-3-8b", 120),
-    "update_weights": ("bench.update_weights --shapes llama-3-8b", 120),
+    "update_weights": (
+        "bench.update_weights --shapes llama-3-8b --arrays device --rounds 3 --max-num-seqs 16",
+        120,
+    ),
     "longbench": ("bench.longbench", 120),
 }
 """Command and seconds at most, by the name of the result."""

@@ -175,7 +175,7 @@ def test_progress_is_known_before_the_engine_serves(tmp_path):
     assert waiting.is_alive()
     (tmp_path / "prepared").touch()
     waiting.join(SOON)
-    assert channel.facts.summary == {"model": "stub"}
+    assert channel.facts.summary == {"model": "stub", "dtype": "bfloat16"}
     channel.end()
     assert channel.join(SOON)
 
