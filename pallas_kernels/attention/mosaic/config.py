@@ -82,7 +82,7 @@ def num_q_stages(head_dim: int) -> int:
 def q_box_rows(rows: int, group: int, dims: int) -> int:
     """Rows of one TMA copy of queries, at least ``rows``: its bytes are a multiple of 128.
 
-    dims: dims of a head that one copy takes.
+    dims: how many dims of a head one copy takes.
     """
     multiple = 128 // math.gcd(128, group * dims * 2)
     return -(-rows // multiple) * multiple

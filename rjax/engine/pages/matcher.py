@@ -176,8 +176,8 @@ class PrefixMatcher:
         return self._matched(held, length)
 
     def _match_swapped(self, sequence: Sequence) -> PrefixMatch | None:
-        """The saved pages and the saved state; if some are missing, what is left of the pages or in
-        the prefix cache. None if the present step computes the state."""
+        """The saved pages and the saved state; where some are missing, the saved pages that remain
+        or what the prefix cache has. None if the present step computes the state."""
         S, num_saved = self.blocks.page_size, sequence.num_saved
         position = min(num_saved, sequence.num_tokens - 1)
         held, slots = [], []

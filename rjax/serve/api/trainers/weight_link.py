@@ -79,7 +79,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor."""
+        """Bytes of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
