@@ -140,7 +140,7 @@ def test_openai_clients_see_the_same_api(two, alone):
         again.pop("ignore_eos")
         pieces = client.chat.completions.create(model=model.id, extra_body=extra, **again)
         text = [p.choices[0].delta.content for p in pieces if p.choices[0].delta.content]
-        assert text == alone[first].text
+        assert "".join(text) == "".join(alone[first].text)  # tokens may share a chunk
         assert answer.usage.completion_tokens == 8
         with pytest.raises(openai.BadRequestError, match="max_tokens is -1"):
             client.completions.create(model=model.id, prompt="a", max_tokens=-1)
