@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32, Key
 
 from rjax.sampling.processing import finite
+from rjax.sampling.sampler import gumbel_noise
 from rjax.sampling.truncation import truncate
 
 
@@ -50,7 +51,8 @@ def sample(
     B, V = logits.shape
     x = finite(logits)
     heat = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (B,))[:, None]
-    scaled = (x - jnp.max(x, axis=-1, keepdims=True)) / jnp.where(heat > 0, heat, 1.0)
+    shifted = x - jnp.max(x, axis=-1, keepdims=True)
+    scaled = shifted / jnp.where(heat > 0, heat, 1.0)
     if top_k > 0 or top_p < 1 or min_p > 0:
         scaled = truncate(
             scaled,
@@ -58,11 +60,12 @@ def sample(
             jnp.full(B, top_p, jnp.float32),
             jnp.full(B, min_p, jnp.float32),
         )
-    # The default 23 random bits distort the probabilities of tokens below about 1e-6.
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, (V,), mode="high"))(keys)
+    noise = jax.vmap(gumbel_noise, in_axes=(0, None))(keys, V)
     tokens = jnp.argmax(jnp.where(heat > 0, scaled + noise, x), axis=-1).astype(jnp.int32)
-    return Sampled(tokens, _logprobs(logits, tokens), _logprobs(scaled, tokens))
+    return Sampled(tokens, _logprobs(shifted, tokens), _logprobs(scaled, tokens))
 
 
-def _logprobs(logits: Float32[Array, "B V"], tokens: Int32[Array, " B"]) -> Float32[Array, " B"]:
-    return jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]
+def _logprobs(y: Float32[Array, "B V"], tokens: Int32[Array, " B"]) -> Float32[Array, " B"]:
+    """Log-probabilities under the softmax of rows whose largest value is 0."""
+    chosen = jnp.take_along_axis(y, tokens[:, None], axis=-1)[:, 0]
+    return chosen - jnp.log(jnp.sum(jnp.exp(y), axis=-1))

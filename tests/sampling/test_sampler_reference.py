@@ -23,6 +23,7 @@ from sampling_reference import TooCloseError, probabilities
 from scipy import stats
 
 from rjax.sampling import SamplingParams
+from rjax.sampling.sampler import gumbel_noise
 from rjax.sampling.truncation import truncate
 from tests.properties import num_examples
 
@@ -182,3 +183,11 @@ def test_a_long_flat_tail_counts():
     x = np.full(2**18, np.log(1e-8), np.float32)  # 0.26 % of the probability, all together
     x[7] = 0
     assert list(kept(x, [0] * 4, [0.5, 0.997, 0.998, 0.999])) == [1, 1, 2**18, 2**18]
+
+
+@pytest.mark.parametrize("word", [0, 1, 1000, 2**23 + 1, 2**31, 2**32 - 2**10, 2**32 - 1])
+def test_noise_of_a_word_is_the_quantile_at_it(word, monkeypatch):
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape, _: jnp.full(shape, word, jnp.uint32))
+    [noise] = gumbel_noise(jax.random.key(0), 1)
+    below = min((word + 0.5) / 2**32, 1 - 2**-24)  # of the largest words nothing is infinite
+    assert noise == pytest.approx(-np.log(-np.log1p(-below)), rel=1e-4)
