@@ -151,7 +151,7 @@ class Bench:
             packed = np.stack([packed] * self.num_decode_steps)
         packed = jax.device_put(packed, NamedSharding(self.mesh, PartitionSpec()))
         lowered = programs.get(key).lower(self.leaves, state, packed)
-        options = compiler_options(self.leaves, self.mesh.devices.flat[0].platform)
+        options = compiler_options(self.leaves, self.mesh.devices.flat[0])
         return lowered.compile(compiler_options=options), state, packed
 
     def _input(self, case: DecodeCase, shape: StepShape) -> StepInput:

@@ -1,5 +1,7 @@
 """Options of XLA for steps."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,22 +12,25 @@ TRITON = "xla_gpu_enable_triton_gemm"
 
 
 @pytest.mark.parametrize(
-    ("platform", "dtypes", "expected"),
+    ("capability", "dtypes", "expected"),
     [
-        ("gpu", ["bfloat16"], {TRITON: False}),
-        ("gpu", ["float8_e4m3fn", "float32", "bfloat16"], {TRITON: False}),
-        ("gpu", ["bfloat16", "int4"], {}),
-        ("gpu", ["int8", "float32"], {}),
-        ("cpu", ["bfloat16"], {}),
+        ("9.0", ["bfloat16"], {TRITON: False}),
+        ("9.0", ["float8_e4m3fn", "float32", "bfloat16"], {TRITON: False}),
+        ("9.0", ["bfloat16", "int4"], {}),
+        ("9.0", ["int8", "float32"], {}),
+        ("8.0", ["bfloat16"], {}),
+        ("10.0", ["bfloat16"], {}),
+        (None, ["bfloat16"], {}),
     ],
 )
-def test_products_are_cublas_where_that_was_measured(platform, dtypes, expected):
+def test_products_are_cublas_where_that_was_measured(capability, dtypes, expected):
     leaves = [jax.ShapeDtypeStruct((2, 2), jnp.dtype(dtype)) for dtype in dtypes]
-    assert compiler_options(leaves, platform) == expected
+    device = SimpleNamespace(compute_capability=capability) if capability else jax.devices()[0]
+    assert compiler_options(leaves, device) == expected
 
 
 def test_xla_knows_the_options():
-    options = compiler_options([], "gpu")
+    options = compiler_options([], SimpleNamespace(compute_capability="9.0"))
     lowered = jax.jit(lambda x: x @ x).lower(jnp.ones((8, 8)))
     assert (lowered.compile(compiler_options=options)(jnp.ones((8, 8))) == 8).all()
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):

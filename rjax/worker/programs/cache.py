@@ -25,6 +25,8 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
+from rjax.pallas_kernels.kernel import HOPPER
+from rjax.worker.backend import compute_capability
 from rjax.worker.programs.keys import ProgramArguments, ProgramKey, StepPrograms
 from rjax.worker.trusted_files import distrust
 
@@ -168,19 +170,21 @@ def open_store(identity: Mapping[str, str] | None, mesh: Mesh) -> ProgramStore |
     return ProgramStore(pathlib.Path(folder) / "programs", identity, mesh)
 
 
-def compiler_options(leaves: Iterable[Any], platform: str) -> dict[str, bool]:
+def compiler_options(leaves: Iterable[Any], device: Any) -> dict[str, bool]:
     """Options of XLA for the steps of a model, as ``jax.stages.Lowered.compile`` takes them.
 
     On a GPU, XLA compiles dozens of Triton kernels for each product and times them against cuBLAS.
     With fp8 weights this is most of the time to compile a step. With fp8 and bfloat16 weights,
-    steps without these kernels are at least as fast. Weights of integers keep XLA's default: the
-    option was not measured with them.
+    Hopper's steps without these kernels are at least as fast. Weights of integers and other GPUs,
+    where more products are XLA's, keep its default: the option was not measured there.
 
     Args:
         leaves: parameter leaves of the model, or their shapes.
-        platform: platform that runs the steps, as JAX names it.
+        device: the JAX device that runs the steps.
     """
-    if platform == "gpu" and all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
+    capability = compute_capability(device)
+    hopper = capability is not None and int(capability) in HOPPER
+    if hopper and all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
         return {"xla_gpu_enable_triton_gemm": False}
     return {}
 
@@ -235,8 +239,7 @@ class CompiledPrograms:
 
     def compile_for_disk(self, key: ProgramKey, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         """Compile the program, and keep it on disk but not in this process."""
-        platform = self.arguments.mesh.devices.flat[0].platform
-        options = compiler_options(self.arguments.leaves, platform)
+        options = compiler_options(self.arguments.leaves, self.arguments.mesh.devices.flat[0])
         if self._store is None:
             return lowered.compile(compiler_options=options)
         # XLA cannot write a program that JAX's cache has read; nor should both keep it.
