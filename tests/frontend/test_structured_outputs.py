@@ -80,6 +80,13 @@ def test_chat_follows_a_constraint(tiny_llm: LLM) -> None:
     assert output.outputs[0].text in ("red", "blue")
 
 
+def test_a_choice_of_thousands(tiny_llm: LLM) -> None:
+    choices = [f"number {i * 7919 % 100_003}" for i in range(4_096)]
+    (output,) = tiny_llm.generate("A", params(n=4, choice=choices), use_tqdm=False)
+    assert all(completion.text in choices for completion in output.outputs)
+    assert {completion.finish_reason for completion in output.outputs} == {"stop"}
+
+
 def test_an_invalid_constraint_harms_no_other(tiny_llm: LLM) -> None:
     bad = [params(regex="("), params(grammar="start: nothing"), params(json={"type": 5})]
     good = params(choice=["a"])
