@@ -126,9 +126,12 @@ class ShardWriter:
 
     def _write(self) -> None:
         path = self._folder / f"model-{len(self._written) + 1:05d}.safetensors.partial"
+        path.touch()
+        mode = path.stat().st_mode  # safetensors lets nobody else read its files
         try:
             save_file(self._open, path, metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"{path} cannot be written: {error}") from None
+        path.chmod(mode)
         self._written.append((path, list(self._open)))
         self._open = {}

@@ -57,6 +57,15 @@ def test_saving_again_leaves_no_old_shards(tmp_path):
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
 
 
+@pytest.mark.parametrize(("shard_bytes", "files"), [(10_000_000, 1), (9_000, 5)])
+def test_whoever_reads_the_folder_reads_its_weights(tmp_path, shard_bytes, files):
+    config = models.config_from_dict(TINY)
+    models.save_model(models.init_model(config), config, tmp_path, shard_bytes=shard_bytes)
+    usual = (tmp_path / "config.json").stat().st_mode
+    modes = [path.stat().st_mode for path in tmp_path.glob("*.safetensors")]
+    assert modes == [usual] * len(modes) and len(modes) >= files
+
+
 def test_a_file_that_cannot_be_written(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     writer = ShardWriter(tmp_path, 1 << 20)
