@@ -89,11 +89,11 @@ def serving(command: Path, user: UserFolder) -> Iterator[str]:
 def test_serve(environment: Environment, user: UserFolder):
     body = {"messages": CONVERSATION, "temperature": 0}
     with serving(environment.command, user) as url:
-        assert httpx2.get(url + "/health").status_code == 200
+        assert httpx2.get(url + "/health", timeout=60).status_code == 200
         answer = httpx2.post(url + "/v1/chat/completions", json=body, timeout=120).json()
         assert answer["choices"][0]["message"]["content"] == ANSWER
         for path in PAGE_PATHS:
-            found = httpx2.get(url + path)
+            found = httpx2.get(url + path, timeout=60)
             content, media_type = page_file(path)
             assert found.status_code == 200
             assert found.content == content

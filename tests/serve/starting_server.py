@@ -39,7 +39,9 @@ class Starting:
     clients: ThreadPoolExecutor
 
     def post(self, **more: Any) -> httpx2.Response:
-        return httpx2.post(self.url + "/v1/completions", json=SHORT | more, headers=BEARER)
+        return httpx2.post(
+            self.url + "/v1/completions", json=SHORT | more, headers=BEARER, timeout=60
+        )
 
     def begin(self, body: dict[str, Any] = SHORT, path: str = "/v1/completions") -> Future:
         """Send a request on a thread; returns when it waits in the server."""

@@ -33,7 +33,7 @@ def test_requests_over_a_unix_socket(path, capsys):
     with running(server, address=UnixAddress(str(path))) as (url, _):
         assert url == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
-        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path))) as client:
+        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), timeout=60) as client:
             health = client.get("http://server/health")
             assert (health.status_code, health.json()) == (503, {"status": "starting"})
             [card] = client.get("http://server/v1/models").json()["data"]

@@ -114,10 +114,10 @@ def test_dead_engine_is_unhealthy_and_says_little(folder, monkeypatch):
         found = post(small, BODY)
         assert found.status_code == 503
         assert "0x" not in found.text
-        assert httpx2.get(small.url + "/health").json() == {"status": "dead"}
-        assert httpx2.get(small.url + "/health").status_code == 503
+        assert httpx2.get(small.url + "/health", timeout=60).json() == {"status": "dead"}
+        assert httpx2.get(small.url + "/health", timeout=60).status_code == 503
         assert post(small, BODY).status_code == 503
-        assert httpx2.get(small.url + "/metrics").status_code == 503
+        assert httpx2.get(small.url + "/metrics", timeout=60).status_code == 503
 
 
 # The last two are beyond the model's length.
@@ -128,7 +128,7 @@ def test_minimum_without_a_maximum(server: LiveServer, minimum):
     found = httpx2.post(server.url + "/v1/chat/completions", json=body, timeout=60)
     assert found.status_code == 200
     assert found.json()["usage"]["completion_tokens"] >= min(minimum, 400)
-    assert httpx2.get(server.url + "/health").json() == {"status": "ready"}
+    assert httpx2.get(server.url + "/health", timeout=60).json() == {"status": "ready"}
     assert post(server, BODY).status_code == 200
 
 
@@ -151,7 +151,7 @@ def test_ids_between_tokenizer_and_logits(server: LiveServer):
 
 def test_metric_labels_are_bounded(server: LiveServer):
     def names() -> set[str]:
-        text = httpx2.get(server.url + "/metrics").text
+        text = httpx2.get(server.url + "/metrics", timeout=60).text
         return {line.rsplit(" ", 1)[0] for line in text.splitlines() if line[0] != "#"}
 
     post(server, BODY)

@@ -51,31 +51,38 @@ def test_every_route_but_probes_asks_for_a_key(guarded: LiveServer):
     assert asked >= 4 * 25
     # Nor is a stranger's body read.
     for content in (b"{", b"x" * 10_000_000):
-        assert httpx2.post(guarded.url + "/v1/completions", content=content).status_code == 401
-    assert httpx2.get(guarded.url + "/redoc").status_code == 401
-    assert httpx2.get(guarded.url + "/redoc", headers=bearer(KEYS[0])).status_code == 404
+        assert (
+            httpx2.post(guarded.url + "/v1/completions", content=content, timeout=60).status_code
+            == 401
+        )
+    assert httpx2.get(guarded.url + "/redoc", timeout=60).status_code == 401
+    assert (
+        httpx2.get(guarded.url + "/redoc", headers=bearer(KEYS[0]), timeout=60).status_code == 404
+    )
 
 
 def test_a_probe_brings_no_large_body(guarded: LiveServer):
     for path in ("/health", "/ping"):
-        assert httpx2.post(guarded.url + path, content=b"x" * 1025).status_code == 413
-    assert httpx2.post(guarded.url + "/ping", content=b"x" * 1024).status_code == 200
+        assert httpx2.post(guarded.url + path, content=b"x" * 1025, timeout=60).status_code == 413
+    assert httpx2.post(guarded.url + "/ping", content=b"x" * 1024, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize(
     "path", ["//v1/models", "/health/../v1/models", "/v1/models/", "/V1/MODELS"]
 )
 def test_no_spelling_of_a_path_goes_around(guarded: LiveServer, path):
-    found = httpx2.get(guarded.url + path, headers={"Host": "evil/health?"})
+    found = httpx2.get(guarded.url + path, headers={"Host": "evil/health?"}, timeout=60)
     assert found.status_code in (401, 404, 400, 307)
     assert "tiny" not in found.text
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_opens(guarded: LiveServer, key):
-    assert httpx2.get(guarded.url + "/v1/models", headers=bearer(key)).status_code == 200
+    assert (
+        httpx2.get(guarded.url + "/v1/models", headers=bearer(key), timeout=60).status_code == 200
+    )
     lower = {"Authorization": f"bearer {key}"}
-    assert httpx2.get(guarded.url + "/v1/models", headers=lower).status_code == 200
+    assert httpx2.get(guarded.url + "/v1/models", headers=lower, timeout=60).status_code == 200
 
 
 def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch):

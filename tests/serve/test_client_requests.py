@@ -124,7 +124,9 @@ def test_tokenize_shows_what_a_chat_reads(server: LiveServer, more):
 def test_a_strict_server(folder):
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     with live_server(make_engine(folder, chat_template=template), strict_fields=True) as found:
-        unknown = httpx2.post(f"{found.url}/v1/completions", json=COMPLETION | {"mood": 1})
+        unknown = httpx2.post(
+            f"{found.url}/v1/completions", json=COMPLETION | {"mood": 1}, timeout=60
+        )
         assert unknown.status_code == 400
         assert unknown.json()["error"]["code"] == "unknown_parameter"
         assert unknown.json()["error"]["param"] == "mood"
@@ -145,6 +147,6 @@ def test_logprobs_of_the_whole_vocabulary(folder):
         assert first is None
         assert [len(entry) for entry in others] == [vocab, vocab]
         many = COMPLETION | asked | {"prompt": [5] * 17}
-        refused = httpx2.post(f"{found.url}/v1/completions", json=many)
+        refused = httpx2.post(f"{found.url}/v1/completions", json=many, timeout=60)
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "prompt_logprobs"

@@ -60,7 +60,9 @@ def test_steps_are_compiled_before_the_server_is_ready(folder, tmp_path):
         line = started.stdout.readline()
         assert "Compiling steps: 100%" in log.read_text()
         url = line.split(" on ")[1].strip()
-        assert httpx2.get(url.removesuffix("/v1") + "/health").json() == {"status": "ready"}
+        assert httpx2.get(url.removesuffix("/v1") + "/health", timeout=60).json() == {
+            "status": "ready"
+        }
         started.terminate()
         assert started.wait(30) == 0
 

@@ -90,7 +90,7 @@ def test_texts_that_are_no_finite_number_are_refused(value):
 
 
 def test_the_description_of_the_routes_names_the_converted_types(server):
-    schemas = httpx2.get(server.url + "/openapi.json").json()["components"]["schemas"]
+    schemas = httpx2.get(server.url + "/openapi.json", timeout=60).json()["components"]["schemas"]
     fields = schemas["ChatCompletionRequest"]["properties"]
     for name, kind in (("n", "integer"), ("stream", "boolean")):
         [types] = [form["type"] for form in fields[name]["anyOf"] if form["type"] != "null"]

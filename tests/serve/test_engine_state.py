@@ -57,13 +57,16 @@ def test_only_operators_and_only_if_enabled(served: LiveServer, folder):
         refused = call(served, path, CLIENT)
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == "operators_only"
-        assert httpx2.request(method, served.url + path).status_code == 401
+        assert httpx2.request(method, served.url + path, timeout=60).status_code == 401
     assert not served.service.engine.engine.is_paused()
     # An operator's key opens the other routes too.
-    assert httpx2.get(served.url + "/v1/models", headers=bearer(OPERATOR)).status_code == 200
+    assert (
+        httpx2.get(served.url + "/v1/models", headers=bearer(OPERATOR), timeout=60).status_code
+        == 200
+    )
     with live_server(make_engine(folder)) as plain:
         for path, method in ROUTES.items():
-            assert httpx2.request(method, plain.url + path).status_code == 404
+            assert httpx2.request(method, plain.url + path, timeout=60).status_code == 404
 
 
 def test_a_stream_is_frozen_and_goes_on(served: LiveServer):
@@ -86,7 +89,7 @@ def test_a_stream_is_frozen_and_goes_on(served: LiveServer):
         queued = threads.submit(complete, served)
         with pytest.raises(concurrent.futures.TimeoutError):
             queued.result(0.3)
-        assert httpx2.get(served.url + "/health").json()["status"] == "ready"
+        assert httpx2.get(served.url + "/health", timeout=60).json()["status"] == "ready"
         assert call(served, "/resume").json() == {"status": "resumed"}
         found += lines
         assert text(queued.result(60))
@@ -107,6 +110,7 @@ def test_sleeping_answers_are_503_until_awake(served: LiveServer):
         served.url + "/v1/prefixes",
         json={"name": "p", "prompt": "Once upon a time"},
         headers=bearer(CLIENT),
+        timeout=60,
     )
     assert registered.status_code == 503
     assert call(served, "/wake_up", tags="weights").status_code == 200

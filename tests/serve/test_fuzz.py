@@ -58,7 +58,7 @@ def test_every_route(server: LiveServer, mode, examples):
             case.call_and_validate(checks=CHECKS, timeout=60)
 
         drive()
-        assert httpx2.get(server.url + "/health").status_code == 200, operation.label
+        assert httpx2.get(server.url + "/health", timeout=60).status_code == 200, operation.label
     assert len(tried) >= (26 if mode is GenerationMode.POSITIVE else 7), tried
     assert min(tried.values()) >= 1
     server.wait_idle(60)

@@ -163,7 +163,7 @@ def test_messages_say_what_to_give(server: LiveServer):
 
 def test_nothing_of_that_hurt_the_engine(server: LiveServer):
     server.wait_idle()
-    assert httpx2.get(server.url + "/health").json() == {"status": "ready"}
+    assert httpx2.get(server.url + "/health", timeout=60).json() == {"status": "ready"}
     assert httpx2.post(server.url + "/v1/completions", json=COMPLETION, timeout=60).is_success
 
 

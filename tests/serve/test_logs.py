@@ -102,9 +102,9 @@ def test_a_refused_request_is_logged_with_the_reason(folder, log):
     body = {"prompt": "secret prompt", "temperature": 9}
     # Other tests may have filled the log of the server that they share.
     with live_server(make_engine(folder)) as server:
-        assert httpx2.post(server.url + "/v1/completions", json=body).status_code == 400
-        assert httpx2.get(server.url + "/no%0awhere").status_code == 404
-        assert httpx2.get(server.url + "/health").status_code == 200
+        assert httpx2.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 400
+        assert httpx2.get(server.url + "/no%0awhere", timeout=60).status_code == 404
+        assert httpx2.get(server.url + "/health", timeout=60).status_code == 200
     first, second = log()
     assert first.startswith("400 POST /v1/completions: temperature is 9; give ")
     assert "secret" not in first
@@ -114,7 +114,7 @@ def test_a_refused_request_is_logged_with_the_reason(folder, log):
 def test_a_wrong_key_is_logged_without_it(folder, log):
     with live_server(make_engine(folder), keys=["first-key-1234"]) as server:
         headers = {"Authorization": "Bearer wrong-key-1234"}
-        assert httpx2.get(server.url + "/v1/models", headers=headers).status_code == 401
+        assert httpx2.get(server.url + "/v1/models", headers=headers, timeout=60).status_code == 401
     assert log() == [
         "401 GET /v1/models: give a valid API key: Authorization: Bearer KEY",
     ]
@@ -177,12 +177,17 @@ def test_a_traceback_is_logged_once_a_minute(monkeypatch):
 def test_a_model_has_several_names(folder):
     with live_server(make_engine(folder), model="first", aliases=("second",)) as server:
         url = server.url + "/v1"
-        assert [m["id"] for m in httpx2.get(url + "/models").json()["data"]] == ["first", "second"]
-        assert httpx2.get(url + "/models/second").json()["id"] == "second"
+        assert [m["id"] for m in httpx2.get(url + "/models", timeout=60).json()["data"]] == [
+            "first",
+            "second",
+        ]
+        assert httpx2.get(url + "/models/second", timeout=60).json()["id"] == "second"
         for name in ("first", "second"):
             body = {"model": name, "prompt": "a", "max_tokens": 1}
-            assert httpx2.post(url + "/completions", json=body).json()["model"] == "first"
-        assert httpx2.get(url + "/models/third").status_code == 404
+            assert (
+                httpx2.post(url + "/completions", json=body, timeout=60).json()["model"] == "first"
+            )
+        assert httpx2.get(url + "/models/third", timeout=60).status_code == 404
 
 
 @pytest.mark.parametrize("path", BODIES)

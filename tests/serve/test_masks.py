@@ -93,6 +93,8 @@ def test_when_every_sample_fails_the_request_does(server, monkeypatch, n):
     answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "grammar_failed"
-    text = httpx2.post(f"{server.url}/v1/completions", json={**body, "stream": True}).text
+    text = httpx2.post(
+        f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=60
+    ).text
     assert "grammar_failed" in text
     assert "[DONE]" not in text

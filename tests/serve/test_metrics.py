@@ -40,7 +40,7 @@ BODY = {"prompt": "a", "max_tokens": 4, "temperature": 1, "ignore_eos": True}
 
 def scrape(server: LiveServer) -> dict[str, float]:
     """Value by name and labels, the model's name left out."""
-    lines = httpx2.get(server.url + "/metrics").text.splitlines()
+    lines = httpx2.get(server.url + "/metrics", timeout=60).text.splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
     found = {}
     for name, value in pairs:
@@ -121,7 +121,7 @@ def test_rejections_name_their_limit(folder):
                 refused = post(small, **BODY)  # the slow one has not begun yet
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
-            assert httpx2.get(small.url + "/health").json() == {"status": "ready"}
+            assert httpx2.get(small.url + "/health", timeout=60).json() == {"status": "ready"}
         small.wait_idle()
         found = scrape(small)
         for reason in ("queued_sequences", "queued_tokens", "connections"):
@@ -145,7 +145,7 @@ def test_probes_and_figures_while_a_step_compiles(folder, monkeypatch):
         assert entered.wait(60)
         time.sleep(2.5)
         try:
-            health = httpx2.get(small.url + "/health")
+            health = httpx2.get(small.url + "/health", timeout=60)
             assert health.status_code == 200
             assert health.json() == {"status": "ready", "compiled": 0, "of": 1}
             assert scrape(small)["num_requests_waiting"] == 1
@@ -187,7 +187,7 @@ def unused(folder):
 
 def vllm_values(server: LiveServer) -> dict[str, float]:
     """Value by name, labels of vLLM checked and left out, but for that of the finish reason."""
-    text = httpx2.get(server.url + "/metrics").text
+    text = httpx2.get(server.url + "/metrics", timeout=60).text
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -204,7 +204,7 @@ def vllm_values(server: LiveServer) -> dict[str, float]:
 
 def test_every_query_of_vllms_dashboards_has_a_series(server: LiveServer):
     post(server, **BODY)
-    text = httpx2.get(server.url + "/metrics").text
+    text = httpx2.get(server.url + "/metrics", timeout=60).text
     families = text_string_to_metric_families(text)
     found = {s.name: {"model_name", "engine"} <= set(s.labels) for f in families for s in f.samples}
     assert {name: found.get(name) for name in DASHBOARDS} == dict.fromkeys(DASHBOARDS, True)

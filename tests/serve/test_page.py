@@ -35,18 +35,18 @@ def guarded(folder) -> Iterator[LiveServer]:
 @pytest.mark.parametrize("path", sorted(PAGE_PATHS))
 @pytest.mark.parametrize("root", ["", "/llm/one"])
 def test_the_page_needs_no_key_and_reveals_nothing(guarded: LiveServer, root, path):
-    found = httpx2.get(guarded.url + root + path)
+    found = httpx2.get(guarded.url + root + path, timeout=60)
     assert found.status_code == 200
     assert found.headers["content-type"] == TYPES[path.rpartition("/")[2].partition(".")[2]]
     assert found.content in [source.read_bytes() for source in SOURCES]
-    head = httpx2.head(guarded.url + root + path)
+    head = httpx2.head(guarded.url + root + path, timeout=60)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(len(found.content))
 
 
 def test_the_headers(server: LiveServer):
     for path in PAGE_PATHS:
-        headers = httpx2.get(server.url + path).headers
+        headers = httpx2.get(server.url + path, timeout=60).headers
         entries = headers["content-security-policy"].split("; ")
         policy = {name: values for name, *values in map(str.split, entries)}
         assert policy["default-src"] == ["'none'"]
@@ -70,9 +70,9 @@ def test_the_headers(server: LiveServer):
     ],
 )
 def test_no_other_path_is_a_file(server: LiveServer, guarded: LiveServer, path):
-    assert httpx2.get(server.url + path).status_code == 404
+    assert httpx2.get(server.url + path, timeout=60).status_code == 404
     for root in ("", "/llm/one", "/llm"):
-        assert httpx2.get(guarded.url + root + path).status_code == 401
+        assert httpx2.get(guarded.url + root + path, timeout=60).status_code == 401
 
 
 def test_the_page_is_there_before_the_model(folder):
@@ -89,12 +89,16 @@ def test_the_page_is_there_before_the_model(folder):
 
 def test_other_methods_and_large_bodies(guarded: LiveServer):
     for method in ("POST", "PUT", "DELETE"):
-        assert httpx2.request(method, guarded.url + "/").status_code == 405
-    assert httpx2.request("GET", guarded.url + "/", content=b"x" * 1025).status_code == 413
+        assert httpx2.request(method, guarded.url + "/", timeout=60).status_code == 405
+    assert (
+        httpx2.request("GET", guarded.url + "/", content=b"x" * 1025, timeout=60).status_code == 413
+    )
 
 
 def test_the_page_is_not_in_the_description(server: LiveServer):
-    assert not PAGE_PATHS & set(httpx2.get(server.url + "/openapi.json").json()["paths"])
+    assert not PAGE_PATHS & set(
+        httpx2.get(server.url + "/openapi.json", timeout=60).json()["paths"]
+    )
 
 
 OWN = [path for path in SOURCES if path.name != "marked.js"]  # a library, of which only the lexer

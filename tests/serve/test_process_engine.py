@@ -108,11 +108,11 @@ def test_prefixes_and_figures(apart: LiveServer):
     url = f"{apart.url}/v1/prefixes"
     made = httpx2.post(url, json={"name": "rules", "prompt": "Say what is true. "}, timeout=120)
     assert made.json()["pinned"]
-    assert [card["name"] for card in httpx2.get(url).json()["data"]] == ["rules"]
+    assert [card["name"] for card in httpx2.get(url, timeout=60).json()["data"]] == ["rules"]
     assert not httpx2.patch(f"{url}/rules", json={"pin": False}, timeout=60).json()["pinned"]
     assert httpx2.delete(f"{url}/rules", timeout=60).status_code == 200
-    assert httpx2.get(url).json()["data"] == []
-    assert httpx2.get(apart.url + "/health").json()["status"] == "ready"
-    figures = httpx2.get(apart.url + "/metrics").text
+    assert httpx2.get(url, timeout=60).json()["data"] == []
+    assert httpx2.get(apart.url + "/health", timeout=60).json()["status"] == "ready"
+    figures = httpx2.get(apart.url + "/metrics", timeout=60).text
     assert 'enable_prefix_caching="True"' in figures
     assert "vllm:generation_tokens_total" in figures

@@ -32,22 +32,22 @@ def proxied(folder) -> Iterator[LiveServer]:
 def test_a_path_comes_with_the_root_or_without(proxied: LiveServer, prefix):
     url = proxied.url + prefix
     for path in ("/health", "/ping"):
-        assert httpx2.get(url + path).json() == {"status": "ready"}
-        assert httpx2.post(url + path, content=b"x" * 1025).status_code == 413
-    assert httpx2.get(url + "/v1/models").status_code == 401
-    [card] = httpx2.get(url + "/v1/models", headers=BEARER).json()["data"]
+        assert httpx2.get(url + path, timeout=60).json() == {"status": "ready"}
+        assert httpx2.post(url + path, content=b"x" * 1025, timeout=60).status_code == 413
+    assert httpx2.get(url + "/v1/models", timeout=60).status_code == 401
+    [card] = httpx2.get(url + "/v1/models", headers=BEARER, timeout=60).json()["data"]
     assert (card["id"], card["root"]) == ("tiny", "plain")
-    schema = httpx2.get(url + "/openapi.json", headers=BEARER).json()
+    schema = httpx2.get(url + "/openapi.json", headers=BEARER, timeout=60).json()
     assert schema["servers"] == [{"url": "/llm/one"}]
 
 
 @pytest.mark.parametrize("path", ["/llm/health", "/llm/one/llm/one/health", "/llm/oneX/health"])
 def test_no_other_path_is_a_probe(proxied: LiveServer, path):
-    assert httpx2.get(proxied.url + path).status_code == 401
+    assert httpx2.get(proxied.url + path, timeout=60).status_code == 401
 
 
 def test_the_tokenizer_without_the_servers_files(proxied: LiveServer, folder):
-    found = httpx2.get(proxied.url + "/tokenizer_info", headers=BEARER)
+    found = httpx2.get(proxied.url + "/tokenizer_info", headers=BEARER, timeout=60)
     assert found.status_code == 200
     assert str(folder) not in found.text
     told = json.loads((folder / "tokenizer_config.json").read_text())
@@ -88,7 +88,9 @@ def test_a_name_is_refused_before_the_model_is_loaded_and_after():
 
     async def get(host: str, path: str) -> httpx2.Response:
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=60
+        ) as client:
             return await client.get(path, headers={"Host": host})
 
     async def real(scope: Any, receive: Any, send: Any) -> None:
@@ -115,7 +117,9 @@ def preflight(server: LiveServer, origin: str, **more: str) -> httpx2.Response:
         "Access-Control-Request-Headers": "authorization,content-type",
         **more,
     }
-    return httpx2.request("OPTIONS", server.url + "/v1/chat/completions", headers=headers)
+    return httpx2.request(
+        "OPTIONS", server.url + "/v1/chat/completions", headers=headers, timeout=60
+    )
 
 
 def test_a_page_that_is_allowed_asks_without_a_key(proxied: LiveServer):
@@ -126,7 +130,9 @@ def test_a_page_that_is_allowed_asks_without_a_key(proxied: LiveServer):
     assert "access-control-allow-credentials" not in found.headers
     # Answers and refusals are for it to read.
     for headers, status in ((BEARER, 200), ({}, 401)):
-        answer = httpx2.get(proxied.url + "/v1/models", headers={"Origin": PAGE, **headers})
+        answer = httpx2.get(
+            proxied.url + "/v1/models", headers={"Origin": PAGE, **headers}, timeout=60
+        )
         assert answer.status_code == status
         assert answer.headers["access-control-allow-origin"] == PAGE
 
@@ -136,7 +142,7 @@ def test_other_pages_are_not_allowed(proxied: LiveServer, server: LiveServer):
     assert found.status_code == 400
     assert "access-control-allow-origin" not in found.headers
     headers = {"Origin": "https://other.example", **BEARER}
-    answer = httpx2.get(proxied.url + "/v1/models", headers=headers)
+    answer = httpx2.get(proxied.url + "/v1/models", headers=headers, timeout=60)
     assert "access-control-allow-origin" not in answer.headers
     # Nor is any, where nobody asked for it.
     plain = preflight(server, PAGE)

@@ -68,16 +68,16 @@ def test_a_prompt_is_cut_to_its_last_tokens(server: LiveServer):
 
 
 def test_what_this_is(server: LiveServer):
-    assert httpx2.get(server.url + "/version").json() == {"version": rjax.__version__}
-    paths = httpx2.get(server.url + "/openapi.json").json()["paths"]
+    assert httpx2.get(server.url + "/version", timeout=60).json() == {"version": rjax.__version__}
+    paths = httpx2.get(server.url + "/openapi.json", timeout=60).json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/prefixes"} <= set(paths)
     assert {"/tokenize", "/detokenize", "/health", "/metrics", "/version"} <= set(paths)
     assert {"/v1/responses", "/ping", "/load", "/tokenizer_info"} <= set(paths)
 
 
 def test_the_model_as_vllm_tells_it(server: LiveServer):
-    [card] = httpx2.get(server.url + "/v1/models").json()["data"]
-    assert card == httpx2.get(server.url + "/v1/models/tiny").json()
+    [card] = httpx2.get(server.url + "/v1/models", timeout=60).json()["data"]
+    assert card == httpx2.get(server.url + "/v1/models/tiny", timeout=60).json()
     assert {name: card[name] for name in ("id", "object", "root", "parent", "max_model_len")} == {
         "id": "tiny", "object": "model", "root": "tiny", "parent": None, "max_model_len": 512
     }  # fmt: skip
@@ -89,13 +89,13 @@ def test_the_model_as_vllm_tells_it(server: LiveServer):
 
 def test_probes(server: LiveServer):
     for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
-        found = httpx2.request(method, server.url + path)
+        found = httpx2.request(method, server.url + path, timeout=60)
         assert (found.status_code, found.json()) == (200, {"status": "ready"})
 
 
 def test_load_counts_what_runs(server: LiveServer):
     def load() -> int:
-        return httpx2.get(server.url + "/load").json()["server_load"]
+        return httpx2.get(server.url + "/load", timeout=60).json()["server_load"]
 
     server.wait_idle()
     assert load() == 0
@@ -108,16 +108,16 @@ def test_load_counts_what_runs(server: LiveServer):
 
 
 def test_the_tokenizer_is_shown_only_where_that_is_wanted(server: LiveServer):
-    found = httpx2.get(server.url + "/tokenizer_info")
+    found = httpx2.get(server.url + "/tokenizer_info", timeout=60)
     assert found.status_code == 404
     assert "--enable-tokenizer-info-endpoint" in found.json()["error"]["message"]
 
 
 def test_the_page_of_the_routes_loads_nothing(server: LiveServer):
-    found = httpx2.get(server.url + "/docs")
+    found = httpx2.get(server.url + "/docs", timeout=60)
     assert found.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in found.headers["content-security-policy"]
-    for path in httpx2.get(server.url + "/openapi.json").json()["paths"]:
+    for path in httpx2.get(server.url + "/openapi.json", timeout=60).json()["paths"]:
         assert f"<code>{path}</code>" in found.text
     assert not re.search(r"<(script|link|img|iframe)|src=|url\(|@import|https?://", found.text)
     for target in re.findall(r'href="#([^"]*)"', found.text):
@@ -126,7 +126,7 @@ def test_the_page_of_the_routes_loads_nothing(server: LiveServer):
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/score", "/pooling"])
 def test_what_a_generating_model_does_not_do(server: LiveServer, path):
-    found = httpx2.post(server.url + path, json={"model": "tiny", "input": "a"})
+    found = httpx2.post(server.url + path, json={"model": "tiny", "input": "a"}, timeout=60)
     assert found.status_code == 404
     assert found.json()["error"]["code"] == "not_supported"
     assert "'tiny' generates text" in found.json()["error"]["message"]

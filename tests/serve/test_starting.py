@@ -40,30 +40,33 @@ def test_an_early_request_waits_and_is_answered(engine):
         early = server.begin()
         large = server.begin({"prompt": "a" * 300_000})
         for path in ("/health", "/ping", "/llm/health"):
-            health = httpx2.get(server.url + path)
+            health = httpx2.get(server.url + path, timeout=60)
             assert health.status_code == 503
             assert health.json() == {"status": "starting", "compiled": 3, "of": 20}
             assert health.headers["retry-after"] == "2"
         for path in ("/v1/models", "/llm/v1/models"):
-            [card] = httpx2.get(server.url + path, headers=BEARER).json()["data"]
+            [card] = httpx2.get(server.url + path, headers=BEARER, timeout=60).json()["data"]
             assert (card["id"], card["max_model_len"]) == ("tiny", None)
         for path in ("/metrics", "/llm/metrics"):
-            figures = httpx2.get(server.url + path, headers=BEARER)
+            figures = httpx2.get(server.url + path, headers=BEARER, timeout=60)
             assert figures.status_code == 200
             assert not list(text_string_to_metric_families(figures.text))
         assert not early.done()
         server.load()
         assert early.result().json()["choices"] == server.post().json()["choices"]
         assert large.result().json() == server.post(prompt="a" * 300_000).json()
-        assert httpx2.get(server.url + "/health").json() == {"status": "ready"}
-        [card] = httpx2.get(server.url + "/v1/models", headers=BEARER).json()["data"]
+        assert httpx2.get(server.url + "/health", timeout=60).json() == {"status": "ready"}
+        [card] = httpx2.get(server.url + "/v1/models", headers=BEARER, timeout=60).json()["data"]
         assert card["max_model_len"] == 512
 
 
 def test_early_requests_can_be_refused(engine):
     with starting(engine, "refuse") as server:
         refused = httpx2.post(
-            server.url + "/v1/completions", json=SHORT, headers=BEARER | {"Origin": PAGE}
+            server.url + "/v1/completions",
+            json=SHORT,
+            headers=BEARER | {"Origin": PAGE},
+            timeout=60,
         )
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "starting"
@@ -115,7 +118,7 @@ def test_health_says_what_is_still_compiling(engine, monkeypatch):
         server.load()
         progress = CompileProgress(12, 20)
         monkeypatch.setattr(engine, "compile_progress", lambda: progress)
-        health = httpx2.get(server.url + "/health")
+        health = httpx2.get(server.url + "/health", timeout=60)
         assert health.status_code == 200
         assert health.json() == {"status": "ready", "compiled": 12, "of": 20}
 
@@ -142,7 +145,7 @@ def test_a_failure_while_starting_is_one_line(error, said, monkeypatch, caplog, 
         status = threads.submit(main, ["--port", "0", "--disable-frontend-multiprocessing"])
         until(lambda: "listening on" in caplog.text, SOON)
         url = caplog.text.split("listening on ")[1].split(",")[0]
-        assert httpx2.get(url + "/health").json() == {"status": "starting"}
+        assert httpx2.get(url + "/health", timeout=60).json() == {"status": "starting"}
         waits = threads.submit(httpx2.post, url + "/v1/completions", json=SHORT, timeout=60)
         time.sleep(0.5)
         assert not waits.done()

@@ -232,8 +232,8 @@ def test_a_trainer_reads_the_settings(trained):
 def test_only_operators_reach_the_routes(trained, server):
     for path in ("/start_weight_update", "/finish_weight_update", "/reset_prefix_cache"):
         client = {"Authorization": f"Bearer {KEYS[0]}"}
-        assert httpx2.post(trained.url + path, headers=client).status_code == 403
-        assert httpx2.post(trained.url + path).status_code == 401
+        assert httpx2.post(trained.url + path, headers=client, timeout=60).status_code == 403
+        assert httpx2.post(trained.url + path, timeout=60).status_code == 401
         basic = trained.url.replace("://", "://trl:wrong-key-0000@") + path
-        assert httpx2.post(basic).status_code == 401
-        assert httpx2.post(server.url + path).status_code == 404  # without the option
+        assert httpx2.post(basic, timeout=60).status_code == 401
+        assert httpx2.post(server.url + path, timeout=60).status_code == 404  # without the option

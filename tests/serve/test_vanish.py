@@ -80,7 +80,7 @@ def test_vanishing_clients_leave_nothing(server: LiveServer):
     assert len(set(moments)) == 6
     server.wait_idle(120)
     assert server.used_bytes() == 0
-    assert httpx2.get(server.url + "/health").json() == {"status": "ready"}
+    assert httpx2.get(server.url + "/health", timeout=60).json() == {"status": "ready"}
     stats = server.call(lambda engine: engine.stats())
     assert (stats.num_running, stats.num_waiting) == (0, 0)
     # Texts of clients that are gone may still wait for a worker: until then a 503 says try again.

@@ -53,7 +53,7 @@ def test_a_role_of_its_own_reaches_the_template(optioned):
 @pytest.mark.parametrize("role", ["critic", "", "x" * 10**6, 5, None])
 def test_a_role_that_the_template_does_not_take_is_refused(server: LiveServer, role):
     body = {"messages": [{"role": role, "content": "a"}]}
-    found = httpx2.post(server.url + "/v1/chat/completions", json=body)
+    found = httpx2.post(server.url + "/v1/chat/completions", json=body, timeout=60)
     assert found.status_code == 400
     assert len(found.text) < 2000
 
@@ -61,7 +61,7 @@ def test_a_role_that_the_template_does_not_take_is_refused(server: LiveServer, r
 def test_every_response_has_the_id_of_its_request(optioned, server: LiveServer):
     def request_id(path: str, given: bytes | None = None) -> str:
         headers = [] if given is None else [(b"X-Request-Id", given)]
-        return httpx2.get(optioned.url + path, headers=headers).headers["x-request-id"]
+        return httpx2.get(optioned.url + path, headers=headers, timeout=60).headers["x-request-id"]
 
     for path in ("/health", "/v1/models", "/nothing"):
         own = request_id(path)
@@ -70,7 +70,7 @@ def test_every_response_has_the_id_of_its_request(optioned, server: LiveServer):
         assert request_id(path, b"Custom") == "Custom"
         for hostile in (b"x" * 129, b"\xe9", b"a\tb", b""):
             assert len(request_id(path, hostile)) == 32
-    assert "x-request-id" not in httpx2.get(server.url + "/health").headers
+    assert "x-request-id" not in httpx2.get(server.url + "/health", timeout=60).headers
 
 
 def test_logprobs_have_token_ids_by_default(optioned):
@@ -89,7 +89,7 @@ def test_logprobs_have_token_ids_by_default(optioned):
 
 
 def test_the_tokenizer_is_shown_as_its_configuration_file_has_it(optioned):
-    found = httpx2.get(optioned.url + "/tokenizer_info").json()
+    found = httpx2.get(optioned.url + "/tokenizer_info", timeout=60).json()
     assert found["bos_token"] == "<|begin|>"
     assert found["chat_template"] == TEMPLATE
     assert found["added_tokens_decoder"]["1"] == {
@@ -142,7 +142,9 @@ def test_an_invocation_is_a_chat_or_a_completion(server: LiveServer, route, body
     found = post(server, "/invocations", **body, **GREEDY)
     assert found.keys() == wanted.keys()
     assert found["choices"] == wanted["choices"]
-    stream = httpx2.post(server.url + "/invocations", json=body | GREEDY | {"stream": True})
+    stream = httpx2.post(
+        server.url + "/invocations", json=body | GREEDY | {"stream": True}, timeout=60
+    )
     assert stream.text.endswith("data: [DONE]\n\n")
 
 
@@ -156,7 +158,7 @@ def test_a_chat_has_every_field_that_openais_client_knows(server: LiveServer):
 
 @pytest.mark.parametrize("body", [{}, {"input": "a"}, {"messages": None}])
 def test_other_invocations_are_refused(server: LiveServer, body):
-    found = httpx2.post(server.url + "/invocations", json=body)
+    found = httpx2.post(server.url + "/invocations", json=body, timeout=60)
     assert found.status_code == 400
     assert "messages, prompt" in found.json()["error"]["message"]
 

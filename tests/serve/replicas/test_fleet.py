@@ -58,7 +58,7 @@ def one(server: Fleet, number: int = 0, max_tokens: int = 8) -> Outcome:
 
 def overloaded(server: Fleet) -> float:
     """Requests so far whose replica had too many others."""
-    metrics = httpx2.get(server.url + "/metrics").text
+    metrics = httpx2.get(server.url + "/metrics", timeout=60).text
     return float(re.findall(r'reason="overloaded"\} (\S+)', metrics)[0])
 
 
@@ -226,7 +226,7 @@ def test_drain_loses_nothing(two):
     until(lambda: httpx2.get(two.url + "/load", timeout=60).json()["server_load"] >= 12, 60)
     # All 24 are accepted: the others are between the port and the engine.
     two.process.send_signal(signal.SIGTERM)
-    until(lambda: httpx2.get(two.url + "/health").json()["status"] == "draining", 20)
+    until(lambda: httpx2.get(two.url + "/health", timeout=60).json()["status"] == "draining", 20)
     refused = one(two)
     assert (refused.status, "shutting down" in refused.error) == (503, True)
     sending.join(SECONDS)

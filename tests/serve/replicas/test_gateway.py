@@ -90,7 +90,9 @@ def gateway(scripts, keys=(), **http) -> tuple[Gateway, Scripted]:
 def send(app: Gateway, method: str = "POST", path: str = "/v1/chat/completions", **more):
     async def ask() -> httpx2.Response:
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://test", timeout=60
+        ) as client:
             return await client.request(method, path, **more)
 
     return asyncio.run(ask())
@@ -197,7 +199,9 @@ def test_an_abort_ends_requests_and_draining_refuses_new_ones():
 
     async def run() -> None:
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://test", timeout=60
+        ) as client:
             asking = asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY))
             while not app.num_live:
                 await asyncio.sleep(0.01)
@@ -319,7 +323,9 @@ def test_large_bodies_are_parsed_off_the_event_loop_one_at_a_time(monkeypatch, s
 
     async def ask() -> None:
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://test", timeout=60
+        ) as client:
             await asyncio.gather(*(client.post("/v1/responses", json=body) for _ in range(4)))
 
     asyncio.run(ask())
