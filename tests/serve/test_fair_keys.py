@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from .hostile import HONEST_SECONDS, SHORT, ask, connect, post, raw_post, until
+from .hostile import SHORT, ask, connect, post, raw_post, until
 from .live_server import LiveServer, live_server, make_engine
 from .test_hostile_clients import slowed
 
@@ -53,7 +53,7 @@ def test_four_streams_of_256_sequences_leave_another_key_its_share(server: LiveS
         body = GREEDY | {"n": 16}
         with streams(server, body, BERT, 4) as others:
             assert others == [200, 200, 200, 200], "half of what the first leaves"
-            until(lambda: rows(server) == fair, HONEST_SECONDS)
+            until(lambda: rows(server) == fair)
             for _ in range(20):
                 assert rows(server) == fair
                 time.sleep(0.02)

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import json
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -27,7 +26,7 @@ from rjax.serve.protocol.responses import (
 )
 
 from .live_server import LENGTH, LiveServer
-from .watch import best_of_two
+from .watch import LongestPause, best_of_two
 
 TOKENS, ALTERNATIVES = 500, 21
 MOST = ServeLimits().request_logprobs // TOKENS // ALTERNATIVES
@@ -50,13 +49,9 @@ def paused(work: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
     """Seconds of the event loop's longest pause during some work, and its result."""
 
     async def run() -> tuple[float, Any]:
-        longest = 0.0
-        working = asyncio.ensure_future(work())
-        while not working.done():
-            start = time.perf_counter()
-            await asyncio.sleep(0.005)
-            longest = max(longest, time.perf_counter() - start)
-        return longest, working.result()
+        pause, working = LongestPause(), asyncio.ensure_future(work())
+        await pause.run(working.done)
+        return pause.seconds, working.result()
 
     return asyncio.run(run())
 

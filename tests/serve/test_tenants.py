@@ -2,6 +2,7 @@
 
 import random
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -151,21 +152,24 @@ def test_want_of_room_does_not_tell_how_much_the_other_keeps(server: LiveServer,
 @pytest.mark.parametrize("length", [30, 400])
 def test_a_full_queue_does_not_tell_how_long_the_others_prompts_are(server: LiveServer, length):
     engine: Any = server.service.engine.engine
-    step = engine.step
+    step, goes_on = engine.step, threading.Event()
 
-    def slow():
-        time.sleep(0.02)
+    def held():
+        assert goes_on.wait(60)
         return step()
 
-    engine.step = slow
+    goes_on.set()
+    engine.step = held
     prompt = random_prompt(random.Random(4), length)
     body = {"prompt": prompt, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
     stream = Stream(server, body, key=ANNE)
     try:
         assert stream.begun.wait(60)
+        goes_on.clear()
         many = complete(server, BERT, ["a"] * 12)
         long = complete(server, BERT, [[1] * 330] * 6)
     finally:
+        goes_on.set()
         del engine.step
         stream.join(60)
     assert many.json["error"]["message"] == (
