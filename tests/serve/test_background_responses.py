@@ -44,7 +44,7 @@ def gate(served: LiveServer) -> Iterator[threading.Event]:
     step = engine.step
 
     def gated() -> Any:
-        time.sleep(0.002)
+        time.sleep(0.005)
         return step() if opened.is_set() else []
 
     engine.step = gated
@@ -95,11 +95,14 @@ def test_a_response_is_cancelled(client, served, gate, stream):
         with client.responses.create(input="a", background=True, stream=True, **LONG) as events:
             name = next(event for event in events).response.id
             assert any(event.type == "response.output_text.delta" for event in events)
+            gate.clear()
     else:
         name = client.responses.create(input="a", background=True, **LONG).id
+        gate.clear()
     assert served.service.num_live == 1
     found = client.responses.cancel(name)
     assert (found.id, found.status) == (name, "cancelled")
+    gate.set()
     served.wait_idle()
     assert client.responses.retrieve(name) == found == client.responses.cancel(name)
     assert bool(found.output) == stream

@@ -5,10 +5,13 @@ import http.client
 import json
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from rjax.serve.config.limits import ServeLimits
 
 from .hostile import Stream, ask, connect, ended, raw_post, until
 from .live_server import LiveServer
@@ -20,7 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": "Who?"}], **PROMPT}
 RESPONSE = {"input": "Who?", "max_output_tokens": 8, "temperature": 0, "store": False}
 LONG = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
 SLOTS = 4
-GONE_SECONDS = 1.0
+KEEP_ALIVE_SECONDS = ServeLimits().keep_alive_seconds
 
 
 @contextlib.contextmanager
@@ -38,10 +41,14 @@ def read_answer(link: socket.socket) -> tuple[int, bytes]:
     answer = http.client.HTTPResponse(link)
     answer.begin()  # skips any 100
     status, body = answer.status, answer.read()
-    start = time.monotonic()
-    assert link.recv(1) == b""
-    assert time.monotonic() - start < 2, "it waits for a next request"
+    link.settimeout(KEEP_ALIVE_SECONDS / 2)
+    assert link.recv(1) == b"", "it does not wait for a next request"
     return status, body
+
+
+def made(server: LiveServer) -> int:
+    """Tokens that the engine has sampled."""
+    return server.call(lambda engine: engine.stats().output_tokens)
 
 
 def without_ids(value: Any) -> Any:
@@ -58,6 +65,26 @@ def parts(body: bytes) -> list[Any]:
         return [without_ids(json.loads(body))]
     lines = [line.removeprefix(b"data: ") for line in body.split(b"\n") if line[:5] == b"data:"]
     return [line if line == b"[DONE]" else without_ids(json.loads(line)) for line in lines]
+
+
+def joined(events: list[Any]) -> list[Any]:
+    """Events whose pieces of text are joined: how many tokens share one depends on the reader."""
+    texts: defaultdict[str, str] = defaultdict(str)
+    others: list[Any] = []
+    for event in events:
+        if not isinstance(event, dict):
+            others.append(event)
+        elif "delta" in event:
+            texts[event["type"]] += event["delta"]
+        elif "sequence_number" in event:
+            others.append({k: v for k, v in event.items() if k != "sequence_number"})
+        elif event.get("choices") and "message" not in (choice := event["choices"][0]):
+            delta = choice.get("delta", {})
+            texts["choice"] += choice.get("text") or delta.get("content") or ""
+            others += [choice["finish_reason"]] * (choice["finish_reason"] is not None)
+        else:
+            others.append(event)
+    return [dict(texts), *others]
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping", "/v1/models", "/load", "/version"])
@@ -87,12 +114,12 @@ def test_a_question_is_answered(server: LiveServer, path):
 def test_a_slow_answer_is_whole(server: LiveServer, path, body):
     """Slower than the first probes."""
     server.wait_idle()
-    with slowed(server, 0.1):  # both times: no two tokens come in one event
-        expected = ask(server, "POST", path, body)
-        with half_closed(server, raw_post(path, body)) as link:
-            status, found = read_answer(link)
+    expected = ask(server, "POST", path, body)
+    with slowed(server, 0.1), half_closed(server, raw_post(path, body)) as link:
+        status, found = read_answer(link)
     assert status == expected.status
-    assert parts(found) == parts(expected.body)
+    both = parts(found), parts(expected.body)
+    assert both[0] == both[1] or (joined(both[0]) == joined(both[1]) and body.get("stream"))
     server.wait_idle()
 
 
@@ -115,7 +142,7 @@ def test_an_answer_that_waits_in_the_queue_comes(server: LiveServer, stream):
     with slowed(server, 0.02):
         streams = [Stream(server, {**LONG, "max_tokens": 60}) for _ in range(SLOTS)]
         for other in streams:
-            assert other.begun.wait(30)
+            assert other.begun.wait(60)
         with half_closed(server, raw_post("/v1/completions", body)) as link:
             until(lambda: server.service.engine.num_live == SLOTS + 1)
             raw = ended(link, 60)
@@ -123,7 +150,7 @@ def test_an_answer_that_waits_in_the_queue_comes(server: LiveServer, stream):
             other.join(60)
     assert raw is not None
     skipped = b":\n\n" if stream else b"HTTP/1.1 100 Continue\r\n\r\n"
-    assert 1 <= raw.count(skipped) <= 8
+    assert 1 <= raw.count(skipped) <= 12  # one after 0.05 s, each later one after twice as long
     head, _, sent = raw.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     if not stream:
@@ -137,21 +164,25 @@ def test_an_answer_that_waits_in_the_queue_comes(server: LiveServer, stream):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_closes_is_aborted_at_once(server: LiveServer, stream, where):
     server.wait_idle()
+    before = made(server)
     with slowed(server, 0.02):
         streams = [
             Stream(server, {**LONG, "max_tokens": 200})
             for _ in range(SLOTS if where == "queued" else 0)
         ]
         for other in streams:
-            assert other.begun.wait(30)
+            assert other.begun.wait(60)
         with connect(server) as link:
             link.sendall(raw_post("/v1/completions", {**LONG, "stream": stream}))
             until(lambda: server.service.engine.num_live == len(streams) + 1)
             time.sleep(0.3)
-        until(lambda: server.service.engine.num_live == len(streams), GONE_SECONDS)
-        for other in streams:
-            other.join(60)
-            assert other.whole
+        until(lambda: server.service.engine.num_live == len(streams))
+        assert all(other.is_alive() for other in streams), "it left before it had a row"
+        if not streams:
+            assert made(server) - before < LONG["max_tokens"] / 2
+    for other in streams:
+        other.join(60)
+        assert other.whole
     server.wait_idle()
 
 
@@ -160,6 +191,7 @@ def test_a_client_that_closes_is_aborted_at_once(server: LiveServer, stream, whe
 def test_a_half_closed_client_that_closes_later_is_aborted(server: LiveServer, stream):
     """The kernel does not say it without a write: the probes do."""
     server.wait_idle()
+    before = made(server)
     with slowed(server, 0.02):
         request = raw_post("/v1/completions", {**LONG, "stream": stream})
         with half_closed(server, request) as link:
@@ -171,30 +203,31 @@ def test_a_half_closed_client_that_closes_later_is_aborted(server: LiveServer, s
                 with contextlib.suppress(BlockingIOError):
                     while link.recv(65536):  # nothing unread, whose loss would be a reset
                         pass
-        until(lambda: server.service.engine.num_live == 0, 2 * GONE_SECONDS)
-    server.wait_idle()
+        until(lambda: server.service.engine.num_live == 0)
+        assert made(server) - before < LONG["max_tokens"] / 2
 
 
 def test_http_1_0_cannot_tell_and_counts_as_gone(server: LiveServer):
     """It has no interim responses; proxies that speak it close when their clients are gone."""
     server.wait_idle()
+    before = made(server)
     request = raw_post("/v1/completions", LONG).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
     with slowed(server, 0.02), half_closed(server, request) as link:
-        assert ended(link, 5) == b""
-        until(lambda: server.service.engine.num_live == 0, GONE_SECONDS)
-    server.wait_idle()
+        assert ended(link, 60) == b""
+        until(lambda: server.service.engine.num_live == 0)
+        assert made(server) - before < LONG["max_tokens"] / 2
 
 
 def test_half_a_request_and_a_fin_end_the_connection(server: LiveServer):
     with half_closed(server, raw_post("/v1/completions", COMPLETION)[:-5]) as link:
-        assert ended(link, 5) is not None
+        assert ended(link, 60) is not None
     with half_closed(server, b"GET /health HTTP/1.1\r\nHo") as link:
-        assert ended(link, 5) is not None
+        assert ended(link, 60) is not None
 
 
 def test_all_requests_of_a_pipeline_are_answered(server: LiveServer):
     request = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
     with half_closed(server, request * 3) as link:
-        answer = ended(link, 10)
+        answer = ended(link, 60)
     assert answer is not None
     assert answer.count(b"HTTP/1.1 200 OK") == 3

@@ -93,16 +93,22 @@ def test_vanishing_clients_leave_nothing(server: LiveServer):
     assert after == before
 
 
-def test_a_gone_client_frees_its_pages_at_once(server: LiveServer, monkeypatch):
-    server.wait_idle()  # of what tests before left
-    engine: Any = server.service.engine.engine
-    step, before = engine.step, engine.stats().output_tokens
+def slow_steps(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the end, 500 tokens would take a quarter of a minute."""
+    step = engine.step
 
-    def slow_step():
+    def slow():
         time.sleep(0.03)
         return step()
 
-    monkeypatch.setattr(engine, "step", slow_step)  # to the end it would take a quarter of a minute
+    monkeypatch.setattr(engine, "step", slow)
+
+
+def test_a_gone_client_frees_its_pages_at_once(server: LiveServer, monkeypatch):
+    server.wait_idle()  # of what tests before left
+    engine: Any = server.service.engine.engine
+    before = engine.stats().output_tokens
+    slow_steps(engine, monkeypatch)
     body = {"prompt": "a", "max_tokens": 500, "stream": True, "ignore_eos": True, "temperature": 1}
     with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()  # kept: a generator that is dropped closes the stream
@@ -125,6 +131,7 @@ def test_a_lost_connection_aborts_before_its_message(server: LiveServer, monkeyp
     async def never(receive: Any) -> None:
         await asyncio.Event().wait()
 
+    slow_steps(server.service.engine.engine, monkeypatch)
     name = f"rjax.serve.http.{'event_stream' if stream else 'disconnect'}.wait_for_disconnect"
     monkeypatch.setattr(name, never)
     body = {"prompt": "Who?", "max_tokens": 400, "ignore_eos": True, "stream": stream}

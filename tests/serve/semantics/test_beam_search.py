@@ -3,6 +3,7 @@
 import pytest
 
 from rjax.api.beam_search import BeamSearchParams, run_beam_search
+from tests.serve.test_hostile_clients import slowed
 
 PROMPT = [5, 9, 20, 31]
 CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
@@ -133,6 +134,10 @@ def test_a_vanished_client_ends_its_search(http, server):
         "ignore_eos": True,
         "use_beam_search": True,
     }
-    with pytest.raises(Exception, match="timed out"):
-        http.post("/v1/completions", json=body, timeout=0.5)
-    server.wait_idle(20)
+    server.wait_idle()
+    before = server.call(lambda engine: engine.stats()).steps
+    with slowed(server, 0.02):
+        with pytest.raises(Exception, match="timed out"):
+            http.post("/v1/completions", json=body, timeout=0.5)
+        server.wait_idle()
+    assert server.call(lambda engine: engine.stats()).steps - before < 250
