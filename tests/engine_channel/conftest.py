@@ -33,7 +33,8 @@ class Side:
         return path.read_text().splitlines() if path.exists() else []
 
     def set(self, name: str, *, on: bool) -> None:
-        """Close or open the gate of the steps, or say that a step compiles."""
+        """Close or open the gate of the steps, or that of the masks of the source "slow", or say
+        that a step compiles."""
         if on:
             (self.folder / name).touch()
         else:
@@ -48,7 +49,7 @@ def process_side(tmp_path_factory) -> Iterator[Side]:
     channel.wait_ready()
     yield Side(channel, folder, True)
     channel.end()
-    assert channel.join(20)
+    assert channel.join(60)
 
 
 @pytest.fixture(params=["thread", "process"])
@@ -57,14 +58,15 @@ def side(request, tmp_path) -> Iterator[Side]:
     if request.param == "thread":
         found = Side(ThreadChannel(StubEngine(str(tmp_path))), tmp_path, False)
         yield found
-        found.set("gate", on=False)
+        for name in ("gate", "mask_gate"):
+            found.set(name, on=False)
         found.channel.end()
-        assert found.channel.join(20)
+        assert found.channel.join(60)
         return
     found = request.getfixturevalue("process_side")
     (found.folder / "log").unlink(missing_ok=True)
     yield found
-    for name in ("gate", "compiling"):
+    for name in ("gate", "compiling", "mask_gate"):
         found.set(name, on=False)
     found.channel._loop = None  # the next test has another event loop
     found.channel._sock.setblocking(True)
@@ -79,7 +81,7 @@ def drive(side: Side, test: Test, **limits: Any) -> None:
     async def whole() -> None:
         engine = AsyncLLMEngine(side.channel, QueueLimits(**limits))
         await engine.start()
-        await asyncio.wait_for(test(engine), 60)
+        await asyncio.wait_for(test(engine), 120)
 
     asyncio.run(whole())
 
@@ -94,7 +96,16 @@ async def collect(engine: AsyncLLMEngine, prompt: list[int], params: SamplingPar
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         await asyncio.sleep(0.005)
+
+
+async def until_stuck(engine: AsyncLLMEngine) -> None:
+    """Until the engine gives no more signs of life, as in a step that does not end; an idle one
+    gives four a second."""
+    beat = None
+    while engine.channel.heartbeat != beat:
+        beat = engine.channel.heartbeat
+        await asyncio.sleep(0.5)

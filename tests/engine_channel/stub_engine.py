@@ -105,9 +105,10 @@ class StubEngine(Engine):
         self.write(f"grammars {size} {num_bytes} {total_bytes} {idle_seconds}")
 
     def structured_masks(self, params: SamplingParams, wanted: Any = None) -> list:
-        if wanted is not None and wanted.constraint.source == "slow":
-            time.sleep(0.5)
         source = "" if wanted is None else wanted.constraint.source
+        self.write(f"begin masks {source}")
+        while source == "slow" and (self.folder / "mask_gate").exists():
+            time.sleep(0.005)
         self.write(f"masks {source} {0 if wanted is None else wanted.seconds:g}")
         if source == "bad":
             raise InvalidRequestError("the regex is not valid: bad")

@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from rjax.api import async_engine
 from rjax.engine.protocol import KeepAs
 from rjax.engine_channel.channel import RemotePrefixEngine
 from rjax.engine_channel.error_codec import EngineProcessError
@@ -19,7 +21,7 @@ from rjax.sampling import RequestOutputKind, StructuredOutputsParams
 from rjax.structured.constraint import Constraint
 from rjax.structured.mask_request import MaskRequest
 
-from .conftest import Side, collect, drive, tokens, until
+from .conftest import Side, collect, drive, tokens, until, until_stuck
 from .stub_engine import CRASH_OF_ADD, GRAMMAR, LOGPROBS, OVERLOADED, REFUSED
 
 
@@ -165,12 +167,14 @@ def test_masks_are_made_beside_the_steps(side: Side):
         return MaskRequest(Constraint("regex", source), 2.0, 10)
 
     async def test(engine):
+        side.set("mask_gate", on=True)
         slow = asyncio.ensure_future(engine.submit([1], tokens(2), mask_request=wanted("slow")))
         await asyncio.sleep(0)
         quick = await engine.submit([1], tokens(2), mask_request=wanted("quick"))
         assert not slow.done()
         assert await collect(engine, [1], tokens(5)) == list(range(5))
         assert not slow.done()
+        side.set("mask_gate", on=False)
         for stream in (quick, await slow):
             async with stream:
                 assert [t async for o in stream for t in o.outputs[0].token_ids] == [0, 1]
@@ -188,12 +192,15 @@ def test_masks_are_made_beside_the_steps(side: Side):
 
 def test_a_request_that_is_aborted_while_its_masks_are_made_is_not_added(side: Side):
     async def test(engine):
+        side.set("mask_gate", on=True)
         wanted = MaskRequest(Constraint("regex", "slow"))
         task = asyncio.ensure_future(
             engine.submit([1], tokens(10**6), request_id="early", mask_request=wanted)
         )
-        await asyncio.sleep(0.1)
+        await until(lambda: "begin masks slow" in side.log())
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        side.set("mask_gate", on=False)
         await until(lambda: "masks slow inf" in side.log())
         await asyncio.sleep(0.1)
         assert await collect(engine, [1], tokens(3)) == [0, 1, 2]
@@ -203,13 +210,20 @@ def test_a_request_that_is_aborted_while_its_masks_are_made_is_not_added(side: S
 
 
 @pytest.mark.sample(1)
-def test_health_of_a_long_step(side: Side):
+def test_health_of_a_long_step(side: Side, monkeypatch):
+    def later(seconds: float) -> None:
+        """Let the age of a heartbeat be measured with a clock that is ahead."""
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
+        monkeypatch.setattr(async_engine, "time", clock)
+
     async def test(engine):
         await until(lambda: engine.health == "ready")
         side.set("gate", on=True)
         side.set("compiling", on=True)
         task = asyncio.ensure_future(collect(engine, [1], tokens(2)))
-        await asyncio.sleep(1.2)
+        await until(lambda: engine.channel.compile_progress().waiting)
+        await until_stuck(engine)
+        later(1000.0)
         assert engine.health == "ready"
         progress = engine.channel.compile_progress()
         assert (progress.compiled, progress.total) == (3, 20)
@@ -218,11 +232,12 @@ def test_health_of_a_long_step(side: Side):
         side.set("compiling", on=False)
         await until(lambda: engine.health == "hung")
         assert not task.done()
+        later(0.0)
         side.set("gate", on=False)
         assert await task == [0, 1]
-        await until(lambda: engine.health == "ready")
+        assert engine.health == "ready"
 
-    drive(side, test, heartbeat_seconds=0.6)
+    drive(side, test, heartbeat_seconds=500.0)
 
 
 def test_drain(side: Side):
@@ -230,7 +245,7 @@ def test_drain(side: Side):
         side.set("gate", on=True)
         task = asyncio.ensure_future(collect(engine, [1], tokens(5)))
         await until(lambda: engine.num_live == 1)
-        draining = asyncio.ensure_future(engine.drain(10))
+        draining = asyncio.ensure_future(engine.drain(60))
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError, match="shutting down"):
             await engine.submit([1], tokens(1))

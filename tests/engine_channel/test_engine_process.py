@@ -26,7 +26,7 @@ from rjax.models import CheckpointError
 from .conftest import FACTORY, collect, tokens, until
 from .stub_engine import CRASH_OF_STEP, NONSENSE
 
-SOON = 10.0  # seconds; the promise is two, and the machine may be busy
+SOON = 40.0  # seconds; the promise is two, and the machine may be busy
 
 
 def alive(pid: int) -> bool:
@@ -37,7 +37,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -60,7 +60,7 @@ def run(channel: ProcessChannel, test: Any) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: failed.append(what))
         engine = AsyncLLMEngine(channel)
         await engine.start()
-        await asyncio.wait_for(test(engine), 60)
+        await asyncio.wait_for(test(engine), 120)
         for _ in range(2):  # as a server that drains does
             await engine.stop()
             await asyncio.sleep(0.01)
@@ -238,7 +238,7 @@ def test_a_stopped_front_end_stops_no_step(tmp_path):
         # Far more than the socket holds: each of these steps has four outputs of about 40 bytes.
         wait_for(lambda: steps() > before + 4_000)
         process.send_signal(signal.SIGCONT)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=120)
         assert said.split("\n").count("whole") == 4
         wait_for(lambda: not alive(engine), SOON)
 

@@ -4,10 +4,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rjax.api import async_engine
 from rjax.api.async_engine import AsyncLLMEngine, QueueLimits
 from rjax.batch.compile_progress import CompileProgress
 from rjax.engine.protocol import Engine
@@ -43,7 +45,7 @@ class CountingEngine(Engine):
         self.live[request_id] = (0, params)
 
     def step(self) -> list[RequestOutput]:
-        self.gate.wait(10)
+        self.gate.wait(60)
         self.threads.add(threading.get_ident())
         outputs = []
         for name, (count, params) in list(self.live.items()):
@@ -75,12 +77,23 @@ def drive(
         engine = AsyncLLMEngine(inner, QueueLimits(**limits))
         await engine.start()
         try:
-            await asyncio.wait_for(test(engine, inner), 60)
+            await asyncio.wait_for(test(engine, inner), 120)
         finally:
             inner.gate.set()
             await engine.stop()
 
     asyncio.run(whole())
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets by how many seconds the clock is ahead that the age of a heartbeat is measured with."""
+
+    def ahead(seconds: float) -> None:
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
+        monkeypatch.setattr(async_engine, "time", clock)
+
+    return ahead
 
 
 def tokens(count: int, **more: Any) -> SamplingParams:
@@ -94,10 +107,19 @@ async def collect(engine: AsyncLLMEngine, prompt: list[int], params: SamplingPar
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         await asyncio.sleep(0.005)
+
+
+async def until_stuck(engine: AsyncLLMEngine) -> None:
+    """Until the engine gives no more signs of life, as in a step that does not end; an idle one
+    gives four a second."""
+    beat = None
+    while engine.channel.heartbeat != beat:
+        beat = engine.channel.heartbeat
+        await asyncio.sleep(0.5)
 
 
 def test_streams_are_whole_and_the_loop_stays_free():
@@ -118,7 +140,7 @@ def test_a_slow_step_does_not_hold_up_the_loop():
         start = time.monotonic()
         for _ in range(10):
             await asyncio.sleep(0.001)
-        assert time.monotonic() - start < 5  # the gate would hold it up for 10
+        assert time.monotonic() - start < 30  # the gate would hold it up for 60
         assert not task.done()
         inner.gate.set()
         assert await task == [0, 1]
@@ -203,39 +225,44 @@ def test_failed_step_ends_every_request_and_health():
     drive(test)
 
 
-def test_silent_engine_is_unhealthy():
+def test_silent_engine_is_unhealthy(later):
     async def test(engine, inner):
         inner.gate.clear()
         task = asyncio.ensure_future(collect(engine, [1], tokens(2)))
-        await until(lambda: engine.health == "hung")
+        await until_stuck(engine)
+        assert engine.health == "ready"
+        later(1000.0)
+        assert engine.health == "hung"
         with pytest.raises(EngineDeadError):
             await engine.submit([1], tokens(1))
+        later(0.0)
         inner.gate.set()
         assert await task == [0, 1]
-        await until(lambda: engine.health == "ready")
+        assert engine.health == "ready"
 
-    drive(test, heartbeat_seconds=0.5)
+    drive(test, heartbeat_seconds=500.0)
 
 
-def test_a_step_that_compiles_is_healthy_and_has_figures():
+def test_a_step_that_compiles_is_healthy_and_has_figures(later):
     async def test(engine, inner):
         assert await engine.stats() == 0
         inner.gate.clear()
         inner.compiling = True
         task = asyncio.ensure_future(collect(engine, [1], tokens(2)))
-        await until(lambda: bool(inner.live))
-        await asyncio.sleep(0.7)
+        await until_stuck(engine)
+        later(1000.0)
         assert engine.health == "ready"
         engine.check_capacity(1, 1)
         assert await engine.stats(0.05) == 1
         inner.compiling = False
         assert engine.health == "hung"
+        later(0.0)
         inner.gate.set()
         assert await task == [0, 1]
-        await until(lambda: engine.health == "ready")
+        assert engine.health == "ready"
         assert await engine.stats() == 0
 
-    drive(test, heartbeat_seconds=0.5)
+    drive(test, heartbeat_seconds=500.0)
 
 
 def test_idle_engine_goes_on_giving_signs_of_life():
