@@ -1,13 +1,11 @@
 """The load test: its arrivals, its figures, and a sweep against a server."""
 
-import asyncio
 import http.server
 import inspect
 import json
 import math
 import statistics
 import threading
-import time
 
 import pytest
 
@@ -15,7 +13,7 @@ from rjax.batch.compile_progress import CompileProgress
 from rjax.benchmarks.serve_client import Measured, measured
 from rjax.benchmarks.serve_report import row
 from rjax.benchmarks.serve_workload import Workload
-from rjax.benchmarks.stream_client import Address, Arrival, stream_load, stream_load_in_processes
+from rjax.benchmarks.stream_client import Streamed, stream_load_in_processes
 from rjax.commands.bench import serve
 
 from .live_server import LiveServer
@@ -66,26 +64,6 @@ def test_figures_of_a_known_run():
     assert row(1.0, [], (1.0, 1.0))["ttft_ms_p50"] is None
 
 
-class Scripted(http.server.BaseHTTPRequestHandler):
-    """Streams the deltas of the server that it belongs to, with a pause after each."""
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        for delta in self.server.deltas:
-            event = {"choices": [{"index": 0, "delta": delta}]}
-            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-            self.wfile.flush()
-            time.sleep(0.1)
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("piece", "counts"),
     [
@@ -98,21 +76,19 @@ class Scripted(http.server.BaseHTTPRequestHandler):
     ],
 )
 def test_the_first_token_may_be_of_reasoning_or_a_call(piece, counts):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
-    server.deltas = [{"role": "assistant", "content": ""}, piece, {"content": "b"}]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-
-    try:
-        address = Address("127.0.0.1", server.server_port)
-        asked = [Arrival(0.0, "/v1/chat/completions", {})]
-        [answer] = asyncio.run(stream_load(address, asked, time.perf_counter()))
-        found = measured(answer)
-    finally:
-        server.shutdown()
-        server.server_close()
+    deltas = [{"role": "assistant", "content": ""}, piece, {"content": "b"}]
+    answer = Streamed(
+        due=0.0,
+        status=200,
+        times=[1.0, 2.0, 3.0],
+        events=[json.dumps({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas],
+        end=4.0,
+        ended=True,
+    )
+    found = measured(answer)
     assert found.error is None
     assert found.chunks == 1 + counts
-    assert found.last - found.first == pytest.approx(0.1 if counts else 0.0, abs=0.09)
+    assert (found.first, found.last) == (2.0 if counts else 3.0, 3.0)
 
 
 @pytest.mark.sample(0, 1)

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,22 +19,13 @@ from rjax.serve.workers.zygote import Zygote
 
 from .hostile import SHORT, ask, until
 from .live_server import LiveServer
-from .test_workers import encode, in_pool
+from .test_workers import encode, in_pool, until_gone
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended and its parent has asked for its status."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-async def until_gone(pid: int) -> None:
-    end = time.monotonic() + 20
-    while not is_gone(pid):
-        assert time.monotonic() < end
+async def until_async(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
         await asyncio.sleep(0.01)
 
 
@@ -66,8 +57,7 @@ def test_a_worker_that_was_killed_while_idle_harms_no_task(folder, noticed):
     async def work(pool: WorkerPool) -> None:
         os.kill(pool._idle[0].pid, signal.SIGKILL)
         if noticed:
-            await asyncio.sleep(0.2)
-            assert pool._idle[0].has_ended
+            await until_async(lambda: pool._idle[0].has_ended)
         assert (await encode(pool, "a"))[0]["sizes"] == [1]
 
     in_pool(folder, work)
@@ -81,7 +71,7 @@ def test_a_task_whose_worker_is_killed_runs_again(folder):
         await asyncio.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
         assert (await asked)[0]["sizes"] == [1]
-        assert is_gone(pid)
+        await until_gone(pid)
 
     in_pool(folder, work)
 
@@ -134,7 +124,7 @@ def test_a_stopped_idle_worker_is_replaced(folder):
         await until_gone(pid)
         return seconds
 
-    assert in_pool(folder, work, task_seconds=60.0) < 5
+    assert in_pool(folder, work, task_seconds=120.0) < 30
 
 
 @pytest.mark.thorough
@@ -147,10 +137,7 @@ def test_a_worker_that_is_stopped_at_work_is_replaced(folder):
         await asyncio.sleep(2.5)  # it is slow, and was looked after
         assert not lost
         os.kill(pid, signal.SIGSTOP)
-        end = time.monotonic() + 10
-        while not lost:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.05)
+        await until_async(lambda: bool(lost))
         await until_gone(pid)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
@@ -172,14 +159,11 @@ def test_a_lost_zygote_starts_anew(folder, monkeypatch, number):
         assert (await encode(pool, "a"))[0]["sizes"] == [1], "an idle worker needs no zygote"
         os.kill(worker.pid, signal.SIGKILL)
         asked = asyncio.ensure_future(encode(pool, "a"))
-        end = time.monotonic() + 20
-        while not pool.is_hung:  # the next one is late
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
+        await until_async(lambda: pool.is_hung)  # the next one is late
         assert (await asked)[0]["sizes"] == [1]
         assert not pool.is_hung
         assert own._process.pid != first
-        assert is_gone(first)
+        await until_gone(first)
 
     with own_zygote() as own:
         in_pool(folder, work, own=own)
@@ -192,7 +176,7 @@ def test_a_stopped_zygote_keeps_no_task_from_its_end(folder):
         os.kill(own._process.pid, signal.SIGSTOP)
         with pytest.raises(ApiError, match="longer than"):
             await encode(pool, "a b " * 20_000_000)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while time.clock_gettime(~pid << 3 | 2) != await cpu_later(pid):
             assert time.monotonic() < end, "it goes on"
 
@@ -227,10 +211,7 @@ def test_a_task_that_no_longer_waits_leaves_its_worker_to_the_next(folder, monke
         assert pool.is_hung
         assert forks == 2, "one for the tasks, and one for the trial of workers"
         may_fork.set()
-        end = time.monotonic() + 20
-        while pool.is_hung or pool._unclaimed:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
+        await until_async(lambda: not (pool.is_hung or pool._unclaimed))
         assert (await encode(pool, "a"))[0]["sizes"] == [1]
 
     in_pool(folder, work)

@@ -116,7 +116,7 @@ def test_rejections_name_their_limit(folder):
         with socket.create_connection((host, int(port))) as slow:
             slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
             refused = post(small, **BODY)
-            end = time.monotonic() + 25
+            end = time.monotonic() + 60
             while refused.status_code == 200 and time.monotonic() < end:
                 refused = post(small, **BODY)  # the slow one has not begun yet
             assert refused.status_code == 503
@@ -150,7 +150,7 @@ def test_probes_and_figures_while_a_step_compiles(folder, monkeypatch):
             assert health.json() == {"status": "ready", "compiled": 0, "of": 1}
             assert scrape(small)["num_requests_waiting"] == 1
             second = threads.submit(post, small, **BODY)
-            until(lambda: small.service.num_live == 2, 10)
+            until(lambda: small.service.num_live == 2)
         finally:
             compiled.set()
         assert {first.result().status_code, second.result().status_code} == {200}

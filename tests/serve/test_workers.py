@@ -58,6 +58,22 @@ def encode(pool: WorkerPool, text: str, tenant: str = "a", **more: object) -> Aw
     return pool.run(head, data, tenant=tenant, what="tokenising")
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended and its parent has asked for its status."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def until_gone(pid: int) -> None:
+    end = time.monotonic() + 60
+    while not is_gone(pid):
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
 def test_answers_are_the_tokenizers(folder):
     async def work(pool: WorkerPool) -> dict:
         with pytest.raises(ContextLengthError, match=r"length is 4 tokens.* at most 3 fit"):
@@ -74,16 +90,15 @@ def test_answers_are_the_tokenizers(folder):
 def test_a_task_is_killed_after_its_time(folder):
     """The limit is on the work: the process has ended when the client has its answer."""
 
-    async def work(pool: WorkerPool) -> float:
-        start = time.monotonic()
-        with pytest.raises(ApiError, match="longer than") as error:
+    async def work(pool: WorkerPool) -> None:
+        pid = pool._idle[0].pid
+        with pytest.raises(ApiError, match="longer than 2 seconds") as error:
             await encode(pool, "a b " * 20_000_000)
         assert error.value.code == "too_slow"
-        seconds = time.monotonic() - start
+        await until_gone(pid)
         assert (await encode(pool, "a"))[0]["sizes"] == [1]  # at once, by another process
-        return seconds
 
-    assert in_pool(folder, work, task_bytes=2**40) < 15
+    in_pool(folder, work, task_bytes=2**40)
 
 
 def test_a_task_is_ended_by_its_memory(folder):
@@ -101,29 +116,27 @@ def test_quick_tasks_do_not_wait_for_slow_ones(folder):
     async def work(pool: WorkerPool) -> None:
         slow = [asyncio.ensure_future(encode(pool, "a b " * 20_000_000)) for _ in range(4)]
         await asyncio.sleep(0.2)
-        start = time.monotonic()
         assert (await encode(pool, "a", "b"))[0]["sizes"] == [1]
-        seconds = time.monotonic() - start
-        found = await asyncio.gather(*slow, return_exceptions=True)
         # One slow place: the others are asked to come again, and none is told that it is at fault.
-        kinds = [type(error) for error in found]
-        assert kinds.count(OverloadedError) == 3
-        assert kinds.count(ApiError) == 1
-        assert seconds < 3
+        running = set(slow)
+        while len(running) > 1:
+            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            assert {type(task.exception()) for task in ended} == {OverloadedError}
+        running.pop().cancel()
 
-    in_pool(folder, work, task_bytes=2**40, task_seconds=4.0)
+    in_pool(folder, work, task_bytes=2**40, task_seconds=60.0)
 
 
 def test_a_cancelled_task_is_killed(folder):
     async def work(pool: WorkerPool) -> None:
+        pid = pool._idle[0].pid
         task = asyncio.ensure_future(encode(pool, "a b " * 20_000_000))
         await asyncio.sleep(0.5)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        start = time.monotonic()
+        await until_gone(pid)
         assert (await encode(pool, "a"))[0]["sizes"] == [1]
-        assert time.monotonic() - start < 3
 
     in_pool(folder, work, quick=1, task_bytes=2**40, task_seconds=60.0)
 
