@@ -36,7 +36,7 @@ def test_every_route_but_probes_asks_for_a_key(guarded: LiveServer):
     asked = 0
     hidden = {"/openapi.json": {"get": {}}, "/docs": {"get": {}}}
     headers_tried = ({}, bearer("wrong-key-0000"), {"Authorization": KEYS[0]}, bearer("x"))
-    with httpx2.Client(base_url=guarded.url, timeout=30) as client:
+    with httpx2.Client(base_url=guarded.url, timeout=60) as client:
         for path, methods in {**paths, **hidden}.items():
             shown = path.replace("{model}", "tiny").replace("{name}", "x")
             shown = shown.replace("{response_id}", "resp_x")

@@ -33,4 +33,4 @@ def test_requests_are_as_long_as_without(
     assert found.json["choices"] == alone
     assert abs(found.json["created"] - clock() - days * DAY) < 60
     assert ask(server, "GET", "/health").json["status"] == "ready"
-    until(lambda: not server.service.engine.num_live, 10)
+    until(lambda: not server.service.engine.num_live)

@@ -64,7 +64,7 @@ def test_steps_are_compiled_before_the_server_is_ready(folder, tmp_path):
             "status": "ready"
         }
         started.terminate()
-        assert started.wait(30) == 0
+        assert started.wait(60) == 0
 
 
 def test_a_bad_key_is_found_before_the_model_is_loaded(tmp_path, capsys):

@@ -16,6 +16,7 @@ from rjax.engine import llm_engine
 from rjax.engine.prefix_file import PrefixOrigin, load_prefix_file
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import LIMITS
+from rjax.serve.http import server as server_module
 from rjax.serve.loading import served_engine, service_builder, service_loader
 
 from .hostile import SHORT, Stream, ask, get, post, until
@@ -111,6 +112,7 @@ def test_a_request_that_fails_in_a_step_fails_alone(server: LiveServer, monkeypa
 def test_a_dead_engine_ends_the_process(folder, monkeypatch, capsys):
     """Requests under way and later ones get a 503, and then the port closes."""
     engine, found = make_engine(folder), []
+    monkeypatch.setattr(server_module, "_DEAD_SECONDS", 1e9)
     monkeypatch.setattr(served_engine, "build_engine", lambda config: engine)
     monkeypatch.setattr(service_loader.gc, "freeze", lambda: None)
     service: list[Any] = []
@@ -145,7 +147,8 @@ def test_a_dead_engine_ends_the_process(folder, monkeypatch, capsys):
     health = ask(live, "GET", "/health")
     assert (health.status, health.json) == (503, {"status": "dead"})
     assert ask(live, "POST", "/v1/completions", SHORT).json["error"]["code"] == "engine_dead"
-    thread.join(20)
+    monkeypatch.setattr(server_module, "_DEAD_SECONDS", 0.0)
+    thread.join(60)
     assert found == [1]
     assert "the engine stopped" in capsys.readouterr().err
     with pytest.raises(OSError):  # noqa: PT011 - whichever way it is refused

@@ -23,7 +23,7 @@ BODY = {
     "temperature": 1,
     "stream": True,
 }
-SOON = 10.0  # seconds; the promise is one, and the machine may be busy
+SOON = 40.0  # seconds; the promise is one, and the machine may be busy
 SIZES = ("page_size", "num_pages", "max_num_seqs", "max_num_batched_tokens")
 
 
@@ -47,7 +47,7 @@ def process(folder, request):
         yield started, line.split(" on ")[1].strip().removesuffix("/v1")
     finally:
         started.kill()
-        started.wait(20)
+        started.wait(60)
         started.stdout.close()
 
 
@@ -91,7 +91,7 @@ def test_drain_loses_nothing_that_was_accepted(process):
     time.sleep(0.5)
     os.kill(started.pid, signal.SIGTERM)
     refused = 0
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while time.monotonic() < end and not refused:
         try:
             health = httpx2.get(url + "/health", timeout=60)
@@ -108,9 +108,9 @@ def test_drain_loses_nothing_that_was_accepted(process):
     assert len(found) == 8
     assert all(status == 200 and finished for status, _, finished in found)
     assert all(tokens >= 149 for _, tokens, _ in found)
-    assert started.wait(10) == 0, "a request that was not accepted kept the process"
+    assert started.wait(SOON) == 0, "a request that was not accepted kept the process"
     for bomb in bombs:
-        bomb.join(30)
+        bomb.join(60)
 
 
 @pytest.mark.slow

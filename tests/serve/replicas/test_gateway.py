@@ -157,8 +157,8 @@ def test_a_half_sent_document_is_cut_off():
     assert messages[-1]["more_body"]
 
 
-def run_raw(app, wait: float | None = None) -> list[dict[str, Any]]:
-    """Run a request on bare ASGI; after ``wait`` seconds its client disconnects."""
+def run_raw(app, leaves_after: int = 10**9) -> list[dict[str, Any]]:
+    """Run a request on bare ASGI; its client disconnects after that many messages."""
     scope = {
         "type": "http",
         "method": "POST",
@@ -172,7 +172,8 @@ def run_raw(app, wait: float | None = None) -> list[dict[str, Any]]:
     async def receive():
         if incoming:
             return incoming.pop()
-        await asyncio.sleep(60 if wait is None else wait)
+        while len(messages) < leaves_after:
+            await asyncio.sleep(0.01)
         return {"type": "http.disconnect"}
 
     async def sent(message):
@@ -180,7 +181,7 @@ def run_raw(app, wait: float | None = None) -> list[dict[str, Any]]:
 
     async def run() -> None:
         with contextlib.suppress(ConnectionAbortedError):
-            await asyncio.wait_for(app(scope, receive, sent), 20)
+            await asyncio.wait_for(app(scope, receive, sent), 60)
 
     asyncio.run(run())
     return messages
@@ -188,7 +189,7 @@ def run_raw(app, wait: float | None = None) -> list[dict[str, Any]]:
 
 def test_a_disconnect_ends_the_request_in_its_replica():
     app, replicas = gateway([[start(SSE), b"data: a\n\n", asyncio.Event()]])
-    messages = run_raw(app, wait=0.1)
+    messages = run_raw(app, leaves_after=2)
     assert replicas.closed == 1
     assert app.num_live == 0
     assert len(messages) == 2
@@ -210,8 +211,8 @@ def test_an_abort_ends_requests_and_draining_refuses_new_ones():
             assert 'gateway_rejections_total{model_name="m",reason="draining"} 1.0' in counts(app)
             assert (await client.get("/health")).json() == {"status": "draining"}
             app.abort()
-            await asyncio.wait({asking}, timeout=10)
-            await asyncio.wait_for(app.wait_idle(), 10)
+            await asyncio.wait({asking}, timeout=60)
+            await asyncio.wait_for(app.wait_idle(), 60)
 
     asyncio.run(run())
     assert replicas.closed == 1

@@ -47,7 +47,7 @@ async def serving(outer: StartingApp, app: ASGIApp) -> AsyncGenerator[str]:
     address = HostAddress("127.0.0.1", 0)
     with address.bound() as listener:
         running = asyncio.ensure_future(server.run_on(listener))
-        await asyncio.wait_for(ready.wait(), 30)
+        await asyncio.wait_for(ready.wait(), 60)
         try:
             yield address.url(listener)
         finally:
@@ -167,12 +167,21 @@ async def broken(scope: Scope, receive: Receive, send: Send) -> None:
     raise ConnectionAbortedError
 
 
+@contextlib.asynccontextmanager
+async def nobody() -> AsyncGenerator[int]:
+    """A port that is taken, and on which nothing listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
 @pytest.mark.parametrize("kind", ["nobody", "failed", "broken"])
 def test_a_lost_replica(kind):
     async def run() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        async with replica(broken, lambda: kind == "failed") as (url, client):
+        async with (
+            nobody() as port,
+            replica(broken, lambda: kind == "failed") as (url, client),
+        ):
             address = f"http://127.0.0.1:{port}" if kind == "nobody" else url
             with pytest.raises(ReplicaLostError):
                 async with client.ask(address, request()) as answer:
@@ -214,7 +223,7 @@ def test_leaving_a_response_ends_it_in_the_replica():
         async with replica(app) as (url, client):
             async with client.ask(url, request()) as answer:
                 assert await answer.read()
-            await asyncio.wait_for(app.ended.wait(), 10)
+            await asyncio.wait_for(app.ended.wait(), 60)
 
     asyncio.run(run())
 
