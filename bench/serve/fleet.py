@@ -56,7 +56,7 @@ class Fleet:
 
     def figures(self) -> dict[str, dict[str, float]]:
         """The replicas' metrics by tag and name."""
-        text = httpx2.get(self.url + "/metrics", timeout=30).text
+        text = httpx2.get(self.url + "/metrics", timeout=60).text
         found: dict[str, dict[str, float]] = {}
         for name, tag, value in _SAMPLE.findall(text):
             found.setdefault(tag, {})[name] = float(value)
@@ -81,7 +81,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(
-    *options: str, log: Path | None = None, seconds: float = 400.0, stop_seconds: float = 60.0
+    *options: str, log: Path | None = None, seconds: float = 400.0, stop_seconds: float = 120.0
 ) -> Iterator[Fleet]:
     """``rjax serve`` with these options for the length of the block, on a free port.
 

@@ -1,6 +1,8 @@
 """The port is open before the model is loaded: early requests, progress, failures and signals."""
 
 import contextlib
+import http.client
+import json
 import logging
 import os
 import signal
@@ -146,16 +148,37 @@ def test_a_failure_while_starting_is_one_line(error, said, monkeypatch, caplog, 
         until(lambda: "listening on" in caplog.text, SOON)
         url = caplog.text.split("listening on ")[1].split(",")[0]
         assert httpx2.get(url + "/health", timeout=60).json() == {"status": "starting"}
-        waits = threads.submit(httpx2.post, url + "/v1/completions", json=SHORT, timeout=60)
-        time.sleep(0.5)
-        assert not waits.done()
-        begun.set()
-        start = time.monotonic()
-        assert status.result() == 2
-        assert time.monotonic() - start < SOON
-        assert waits.result().status_code == 503
+        with waiting(url) as link:
+            begun.set()
+            start = time.monotonic()
+            assert status.result() == 2
+            assert time.monotonic() - start < SOON
+            assert answer_of(link) == 503
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rjax serve: error: ")]
     assert lines == [f"rjax serve: error: {said}"]
+
+
+@contextlib.contextmanager
+def waiting(url: str) -> Iterator[socket.socket]:
+    """The connection of a request that waits in the server: it has asked for the body."""
+    host, port = url.removeprefix("http://").split(":")
+    content = json.dumps(SHORT).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Expect: 100-continue\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port)), timeout=60) as link:
+        link.sendall(head.encode())
+        assert link.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        link.sendall(content)
+        yield link
+
+
+def answer_of(link: socket.socket) -> int:
+    """The status of the answer."""
+    found = http.client.HTTPResponse(link)
+    found.begin()
+    return found.status
 
 
 @contextlib.contextmanager
@@ -203,17 +226,13 @@ def test_a_request_in_the_first_second_is_answered(folder, request):
 )
 @pytest.mark.parametrize("seconds", [0.5, 1.5])
 def test_a_signal_while_starting_ends_it_soon(folder, tmp_path, sent, status, said, seconds):
-    with (
-        process(folder, str(tmp_path)) as (started, url),
-        ThreadPoolExecutor() as threads,
-    ):
-        waits = threads.submit(httpx2.post, url + "/v1/completions", json=SHORT, timeout=60)
+    with process(folder, str(tmp_path)) as (started, url), waiting(url) as link:
         time.sleep(seconds)
         start = time.monotonic()
         started.send_signal(sent)
-        _, errors = started.communicate(timeout=60)
+        _, errors = started.communicate(timeout=120)
         assert time.monotonic() - start < SOON
         assert started.returncode == status
         assert errors.endswith(said)
         assert "Traceback" not in errors
-        assert waits.result().status_code == 503
+        assert answer_of(link) == 503

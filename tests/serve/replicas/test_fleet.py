@@ -1,7 +1,9 @@
 """Fleets of the command on this machine's CPU: routing, failures, drain, scaling, updates."""
 
 import asyncio
+import contextlib
 import os
+import random
 import re
 import secrets
 import signal
@@ -173,8 +175,8 @@ def test_a_client_that_disconnects_ends_its_request(two):
     begin = body(SYSTEMS[0], 1, 400)
     with httpx2.stream("POST", two.url + "/v1/chat/completions", json=begin, timeout=60) as answer:
         next(answer.iter_lines())
-    until(lambda: count() == before + 1, 30)
-    assert httpx2.get(two.url + "/load", timeout=60).json()["server_load"] == 0
+    until(lambda: count() == before + 1)
+    until(lambda: httpx2.get(two.url + "/load", timeout=60).json()["server_load"] == 0)
 
 
 def test_a_killed_replica_is_replaced_and_the_others_go_on(two):
@@ -195,7 +197,7 @@ def test_a_killed_replica_is_replaced_and_the_others_go_on(two):
     assert len(failed) <= 16  # those under way
     assert len({o.replica for o in failed if o.replica}) <= 1
     assert all(o.finished for o in outcomes if not o.error)
-    assert not [o for o in failed if o.start > killed[0] + 5]
+    assert not [o for o in failed if o.start > killed[0] + 20]
     until(lambda: len(two.replica_pids()) == 2)
     until(lambda: len(two.figures()) == 2)
     assert not any(o.error for o in send(two, clients=40))
@@ -204,9 +206,17 @@ def test_a_killed_replica_is_replaced_and_the_others_go_on(two):
 def test_a_rolling_update_loses_nothing(two, log):
     before = set(two.figures())
     outcomes: list[Outcome] = []
-    sending = threading.Thread(target=lambda: outcomes.extend(send(two, 60, concurrency=4)))
+    some = threading.Event()
+
+    def watch(seconds: float, done: int) -> None:
+        if done >= 5:
+            some.set()
+
+    sending = threading.Thread(
+        target=lambda: outcomes.extend(send(two, 60, concurrency=4, during=watch))
+    )
     sending.start()
-    time.sleep(2)
+    assert some.wait(SECONDS)
     two.process.send_signal(signal.SIGHUP)
     sending.join(SECONDS)
     until(lambda: "generation 1 runs" in log.read_text())
@@ -220,17 +230,17 @@ def test_drain_loses_nothing(two):
     """The last test of these replicas."""
     outcomes: list[Outcome] = []
     sending = threading.Thread(
-        target=lambda: outcomes.extend(send(two, clients=24, concurrency=24, max_tokens=40))
+        target=lambda: outcomes.extend(send(two, clients=24, concurrency=24, max_tokens=200))
     )
     sending.start()
-    until(lambda: httpx2.get(two.url + "/load", timeout=60).json()["server_load"] >= 12, 60)
+    until(lambda: httpx2.get(two.url + "/load", timeout=60).json()["server_load"] >= 12)
     # All 24 are accepted: the others are between the port and the engine.
     two.process.send_signal(signal.SIGTERM)
-    until(lambda: httpx2.get(two.url + "/health", timeout=60).json()["status"] == "draining", 20)
+    until(lambda: httpx2.get(two.url + "/health", timeout=60).json()["status"] == "draining")
     refused = one(two)
     assert (refused.status, "shutting down" in refused.error) == (503, True)
     sending.join(SECONDS)
-    assert two.process.wait(60) == 0
+    assert two.process.wait(SECONDS) == 0
     assert [(o.status, o.error, len(o.text) > 0) for o in outcomes] == [(200, "", True)] * 24
     assert all(o.finished for o in outcomes)
 
@@ -266,15 +276,14 @@ def test_scaling_up_and_down_under_load_and_a_killed_server(alone):
             ]
         pids = server.replica_pids()
         server.process.kill()
-        server.process.wait(10)
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)
+        server.process.wait(60)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     assert pids
 
 
 def test_a_running_cluster_is_joined_and_left(tmp_path, monkeypatch):
     """Twice; the second server finds what a first one left that could not start."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
+    port = free_port()
     for name, value in (
         ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),  # on 127.0.0.1 only
         ("RAY_AUTH_MODE", "token"),
@@ -288,8 +297,7 @@ def test_a_running_cluster_is_joined_and_left(tmp_path, monkeypatch):
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as cluster:
         try:
-            until(lambda: is_open(port), 120)
-            time.sleep(5)
+            until(lambda: is_open(port) and "1 node_" in status_of(port))
             options = ("--replicas", "1", "--ray-address", f"127.0.0.1:{port}")
             error = error_of(*options, "--num-pages", "1", log=tmp_path / "stderr")
             assert "raise num_pages" in error
@@ -299,7 +307,23 @@ def test_a_running_cluster_is_joined_and_left(tmp_path, monkeypatch):
             assert cluster.poll() is None
         finally:
             cluster.terminate()
-            cluster.wait(60)
+            cluster.wait(SECONDS)
+
+
+def free_port() -> int:
+    """A port that no process has, below those that the kernel gives to others meanwhile."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.Random().sample(range(10_000, first), 100):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"of 100 ports from 10000 to {first} none is free")
+
+
+def status_of(port: int) -> str:
+    """What Ray says of a cluster; its nodes once they have joined it."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", f"--address=127.0.0.1:{port}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS).stdout
 
 
 def is_open(port: int) -> bool:
