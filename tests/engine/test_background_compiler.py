@@ -22,7 +22,7 @@ def _threads_end(monkeypatch):
     monkeypatch.setattr(background_compiler, "_LOOK_SECONDS", 0.01)
     yield
     for thread in compile_threads():
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -196,7 +196,9 @@ def test_who_waits_in_a_terminal_sees_a_bar(capsys, monkeypatch):
     compiler = BackgroundCompiler(progress=True)
 
     def slow() -> jax.stages.Lowered:
-        time.sleep(0.5)
+        end = time.monotonic() + 60
+        while "Compiling" not in sys.stderr.getvalue() and time.monotonic() < end:  # pyright: ignore
+            time.sleep(0.01)
         return lowered(2)
 
     compiler.add(1, CompileTask(slow))
@@ -205,11 +207,18 @@ def test_who_waits_in_a_terminal_sees_a_bar(capsys, monkeypatch):
 
 
 def test_close_ends_the_threads():
-    compiler = BackgroundCompiler()
-    add_all(compiler, 50)
+    compiler, closed = BackgroundCompiler(), threading.Event()
+
+    def slow() -> jax.stages.Lowered:
+        assert closed.wait(60)
+        return lowered(2)
+
+    for key in range(50):
+        compiler.add(key, CompileTask(slow))
     compiler.close()
+    closed.set()
     for thread in compile_threads():
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert compiler.progress().compiled < 50
     with pytest.raises(RuntimeError, match="closed"):
@@ -241,7 +250,7 @@ def test_an_interrupt_waits_for_nobody():
     compiler._changed.wait = wait
     go_on.set()
     for thread in compile_threads():
-        thread.join(20)
+        thread.join(60)
     assert compiler.progress().compiled < 100
 
 
@@ -320,7 +329,7 @@ def test_processes_compile_what_nobody_waits_for():
     assert sorted(processes.kept) == [*"abcdef", "there"]
     assert not processes.here
     for thread in compile_threads():
-        thread.join(20)
+        thread.join(60)
     assert (processes.starts, processes.closed) == (1, 2)  # nothing more to compile
     compiler.add("late", processes.task("late"))
     finish(compiler)
@@ -393,6 +402,6 @@ def test_close_ends_processes_that_are_not_ready():
         time.sleep(0.01)
     compiler.close()
     for thread in compile_threads():
-        thread.join(20)
+        thread.join(60)
     assert processes.closed == 1
     assert not processes.here

@@ -14,6 +14,7 @@ from rjax.api.llm import LLM
 from rjax.errors import EngineClosedError, InvalidConfigError, InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from tests.slow_steps import slow_steps
 
 from .conftest import TINY_OPTIONS
 
@@ -63,7 +64,8 @@ def test_requests_of_many_tasks_get_the_answers_of_llm(tiny_llm: LLM) -> None:
         assert texts(chatted) == texts(want_chat)
         assert (await llm.stats()).output_tokens > 0
         streamed = SamplingParams(max_tokens=12, seed=5, n=2, output_kind=DELTA)
-        pieces = [o async for o in llm.generate("Who?", streamed)]
+        with slow_steps(tiny_llm.engine, 0.02):
+            pieces = [o async for o in llm.generate("Who?", streamed)]
         assert len(pieces) > 2
         assert ["".join(p.outputs[i].text for p in pieces) for i in range(2)] == want[0]
 
@@ -93,7 +95,7 @@ def test_abort_and_leaving_end_a_request(tiny_llm: LLM) -> None:
         while await llm.call(lambda engine: engine.has_unfinished_requests()):
             await asyncio.sleep(0.01)
 
-    with over(tiny_llm) as llm:
+    with over(tiny_llm) as llm, slow_steps(tiny_llm.engine, 0.02):
         asyncio.run(ask(llm))
 
 
@@ -136,14 +138,15 @@ def test_dropping_it_ends_its_thread(tiny_llm: LLM) -> None:
 @pytest.mark.thorough
 @pytest.mark.usefixtures("collector_off")
 def test_its_own_engine_goes_with_it(tiny_folder: pathlib.Path) -> None:
-    async def use() -> Any:
+    async def use(stack: contextlib.ExitStack) -> Any:
         async with AsyncLLM(str(tiny_folder), **TINY_OPTIONS, sys_prompt="Be brief. ") as llm:
             assert str(tiny_folder) in repr(llm)
             assert llm.get_tokenizer().encode("a")
             await llm.add_prefix("rules", "Say what is true. ")
-            output = await last(llm.generate("Who?", LONG, prefix="rules", timeout=0.2))
+            output = await last(llm.generate("Who?", SEEDED, prefix="rules", timeout=60))
             assert (output.prompt_token_ids[0], output.num_cached_tokens > 0) == (0, True)
             await llm.drop_prefix("rules")
+            stack.enter_context(slow_steps(llm._engine, 0.02))
             reader = asyncio.ensure_future(last(llm.generate("Who?", LONG)))
             await asyncio.sleep(0.05)
             watched = weakref.ref(llm._engine._worker)
@@ -156,7 +159,8 @@ def test_its_own_engine_goes_with_it(tiny_folder: pathlib.Path) -> None:
         llm.shutdown()
         return watched
 
-    watched = asyncio.run(use())
+    with contextlib.ExitStack() as stack:
+        watched = asyncio.run(use(stack))
     assert watched() is None
 
 
@@ -186,7 +190,7 @@ def test_an_engine_in_a_process(
             assert found.prompt == "Who?"
             assert found.prompt_token_ids == want.prompt_token_ids
             await llm.add_prefix("rules", "Say what is true. ")
-            output = await last(llm.generate("Who?", LONG, prefix="rules", timeout=0.2))
+            output = await last(llm.generate("Who?", SEEDED, prefix="rules", timeout=60))
             assert (output.prompt_token_ids[0], output.num_cached_tokens > 0) == (0, True)
             await llm.save_prefix("rules", tmp_path / "own.safetensors")
             await llm.drop_prefix("rules")

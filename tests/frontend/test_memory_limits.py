@@ -93,7 +93,7 @@ def test_free_memory_goes_back_to_the_system():
             time.sleep(0.05)
         assert all(len(block) == 4001 for block in kept)
     """
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", code], timeout=300, check=True)
 
 
 def _arenas(before: str) -> int:

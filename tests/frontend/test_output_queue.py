@@ -28,7 +28,7 @@ def output(name: str, token: int, *, finished: bool = False, **more: Any) -> Req
 
 def read(queue: OutputQueue, count: int) -> list[RequestOutput]:
     async def take() -> list[RequestOutput]:
-        return [await asyncio.wait_for(queue.get(), 5) for _ in range(count)]
+        return [await asyncio.wait_for(queue.get(), 60) for _ in range(count)]
 
     return asyncio.run(take())
 

@@ -20,6 +20,7 @@ from rjax.chat.turns import read_turn
 from rjax.commands import chat
 from rjax.commands.chat import main
 from rjax.errors import InvalidConfigError, InvalidRequestError
+from tests.slow_steps import slow_steps
 
 from .live_server import OPTIONS, LiveServer, make_engine
 
@@ -198,16 +199,19 @@ def test_ctrl_c_stops_the_answer_and_frees_it(server: LiveServer, folder, where)
     endless = {"temperature": 1, "max_tokens": 490, "ignore_eos": True, "seed": 1}
     if where == "local":
         backend = LocalBackend(make_engine(folder), "tiny", endless)
+        engine = backend._engine
     else:
         backend = RemoteBackend(server.url, "tiny", None, endless)
+        engine = server.service.engine.engine
     stats = ResponseStats()
     pieces = []
     thread = None
-    for piece in backend.answer(HI, stats):
-        pieces.append(piece)
-        if thread is None:
-            thread = interrupt_after(0.02)
-    thread.join()
+    with slow_steps(engine, 0.02):
+        for piece in backend.answer(HI, stats):
+            pieces.append(piece)
+            if thread is None:
+                thread = interrupt_after(0.02)
+        thread.join()
     assert stats.stopped
     assert 0 < len(pieces) < 490
     if where == "local":

@@ -19,6 +19,7 @@ import pytest
 from rjax.errors import InvalidConfigError
 from rjax.serve.config.limits import ServeLimits
 from rjax.serve.http import server as server_module
+from tests.slow_steps import slow_steps
 
 from .hostile import (
     ELSEWHERE,
@@ -45,18 +46,8 @@ LONG = {"prompt": "a", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
 @contextlib.contextmanager
 def slowed(server: LiveServer, seconds: float) -> Iterator[None]:
     """Steps take longer, as those of a large model do."""
-    engine = server.service.engine.engine
-    step = engine.step
-
-    def slow():
-        time.sleep(seconds)
-        return step()
-
-    engine.step = slow
-    try:
+    with slow_steps(server.service.engine.engine, seconds):
         yield
-    finally:
-        del engine.step
 
 
 @pytest.fixture(scope="module")

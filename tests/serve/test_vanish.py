@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx2
 import pytest
 
 from rjax.serve.config.addresses import bind
+from tests.slow_steps import slow_steps
 
 from .live_server import LiveServer
 
@@ -93,22 +95,18 @@ def test_vanishing_clients_leave_nothing(server: LiveServer):
     assert after == before
 
 
-def slow_steps(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def slowed(server: LiveServer) -> Iterator[None]:
     """To the end, 500 tokens would take a quarter of a minute."""
-    step = engine.step
-
-    def slow():
-        time.sleep(0.03)
-        return step()
-
-    monkeypatch.setattr(engine, "step", slow)
+    with slow_steps(server.service.engine.engine, 0.03):
+        yield
 
 
-def test_a_gone_client_frees_its_pages_at_once(server: LiveServer, monkeypatch):
+@pytest.mark.usefixtures("slowed")
+def test_a_gone_client_frees_its_pages_at_once(server: LiveServer):
     server.wait_idle()  # of what tests before left
     engine: Any = server.service.engine.engine
     before = engine.stats().output_tokens
-    slow_steps(engine, monkeypatch)
     body = {"prompt": "a", "max_tokens": 500, "stream": True, "ignore_eos": True, "temperature": 1}
     with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()  # kept: a generator that is dropped closes the stream
@@ -124,6 +122,7 @@ def test_a_gone_client_frees_its_pages_at_once(server: LiveServer, monkeypatch):
     assert engine.stats().output_tokens - before < 900, "they went on to the end"
 
 
+@pytest.mark.usefixtures("slowed")
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_lost_connection_aborts_before_its_message(server: LiveServer, monkeypatch, stream):
     """The message ``http.disconnect`` comes late on a busy event loop; here it never does."""
@@ -131,7 +130,6 @@ def test_a_lost_connection_aborts_before_its_message(server: LiveServer, monkeyp
     async def never(receive: Any) -> None:
         await asyncio.Event().wait()
 
-    slow_steps(server.service.engine.engine, monkeypatch)
     name = f"rjax.serve.http.{'event_stream' if stream else 'disconnect'}.wait_for_disconnect"
     monkeypatch.setattr(name, never)
     body = {"prompt": "Who?", "max_tokens": 400, "ignore_eos": True, "stream": stream}

@@ -44,7 +44,7 @@ def stream(asked: Asked) -> None:
 
     pieces = asyncio.run(ask())
     assert "".join(pieces) == asked.country_answer, pieces
-    assert len(pieces) > 4
+    assert len(pieces) > 1  # one holds the tokens that were ready
 
 
 def second_turn(asked: Asked) -> None:
