@@ -50,14 +50,18 @@ def test_a_script_with_an_editable_install(
     assert user.run_script(environment.python) == ROOT / "rjax"
 
 
-@pytest.mark.parametrize("form", ["module", "command"])
-def test_generate(form: str, environment: Environment, user: UserFolder):
-    start = (environment.python, "-m", "rjax.generate")
-    if form == "command":
-        start = (environment.command, "generate")
+def check_generate(user: UserFolder, *start: str | Path) -> None:
     asked = ("--system-prompt", SYSTEM_PROMPT, "--prompt", QUESTION, "--temperature", "0")
     (found,) = json.loads(user.run(*start, *asked, "--json", *SIZES))["results"]
     assert found["outputs"][0]["text"] == ANSWER
+
+
+def test_generate(environment: Environment, user: UserFolder):
+    check_generate(user, environment.command, "generate")
+
+
+def test_generate_as_a_module(wheel_environment: Environment, user: UserFolder):
+    check_generate(user, wheel_environment.python, "-m", "rjax.generate")
 
 
 def test_the_commands(wheel_environment: Environment, user: UserFolder):

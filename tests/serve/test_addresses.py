@@ -71,7 +71,8 @@ def test_another_file_is_left(path):
 
 @pytest.mark.thorough
 def test_the_file_goes_when_the_model_cannot_be_loaded(path, capsys):
-    assert main(["--uds", str(path), "--model", "/nowhere"]) == 2
+    on_a_thread = "--disable-frontend-multiprocessing"  # no process has to start
+    assert main(["--uds", str(path), "--model", "/nowhere", on_a_thread]) == 2
     assert "/nowhere" in capsys.readouterr().err
     assert not path.exists()
 

@@ -60,7 +60,7 @@ def test_a_killed_engine_ends_streams_and_server(process):
     assert time.monotonic() - killed < SOON
 
 
-@pytest.mark.sample(0, 1)
+@pytest.mark.slow  # tests/engine_channel kills front ends of an engine that starts in less
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_the_engine_ends_with_the_server(process, sent):
     started, url = process
