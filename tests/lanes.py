@@ -1,5 +1,9 @@
-"""Lanes: each test is in one part of the suite, and in the default run unless it is thorough."""
+"""Lanes: each test is in one part of the suite, and in the default run unless it is thorough.
 
+``python -m tests.lanes system`` prints the folders and files of a lane.
+"""
+
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -84,3 +88,7 @@ def sample(total: int, count: int) -> set[int]:
         return set()
     step = total // count
     return {k * total // count + k % step for k in range(count)}
+
+
+if __name__ == "__main__":
+    print(*(f"tests/{path}" for lane in sys.argv[1:] for path in LANES[lane]))

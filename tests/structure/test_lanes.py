@@ -1,6 +1,8 @@
 """Every test is in one lane, and the lanes together are what `.ci/run` runs."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +46,15 @@ def test_ci_runs_every_lane(pytestconfig: pytest.Config):
     ci = (ROOT / ".ci" / "run").read_text()
     [first] = re.findall("-m '(.+)'", ci)
     assert set(re.findall(r"not (\w+)", first)) == {*OUTSIDE, "system"}
-    assert " -m system\n" in ci
+    assert " -m system $(.venv/bin/python -m tests.lanes system)\n" in ci
+    assert ".venv/bin/python -m pytest -q tests/structure\n" in ci  # which the others leave out
+
+
+def test_the_paths_of_a_lane_can_be_asked_for():
+    command = [sys.executable, "-m", "tests.lanes", "clients", "system"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = done.stdout.split()
+    assert paths == [f"tests/{path}" for lane in ("clients", "system") for path in LANES[lane]]
 
 
 @pytest.mark.parametrize(("total", "count"), [(1, 3), (3, 3), (20, 4), (16, 4), (7, 2), (100, 7)])
