@@ -9,7 +9,7 @@ from typing import Any
 @contextlib.contextmanager
 def slow_steps(engine: Any, seconds: float) -> Iterator[None]:
     """Steps of an engine of this process take longer, as those of a large model do."""
-    step = engine.step
+    before, step = vars(engine).get("step"), engine.step
 
     def slow() -> Any:
         time.sleep(seconds)
@@ -20,3 +20,5 @@ def slow_steps(engine: Any, seconds: float) -> Iterator[None]:
         yield
     finally:
         del engine.step
+        if before is not None:
+            engine.step = before

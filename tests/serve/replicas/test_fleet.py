@@ -297,7 +297,8 @@ def test_a_running_cluster_is_joined_and_left(tmp_path, monkeypatch):
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as cluster:
         try:
-            until(lambda: is_open(port) and "1 node_" in status_of(port))
+            until(lambda: cluster.poll() is not None or "1 node_" in status_of(port))
+            assert cluster.poll() is None, "the cluster ended"
             options = ("--replicas", "1", "--ray-address", f"127.0.0.1:{port}")
             error = error_of(*options, "--num-pages", "1", log=tmp_path / "stderr")
             assert "raise num_pages" in error
@@ -311,24 +312,20 @@ def test_a_running_cluster_is_joined_and_left(tmp_path, monkeypatch):
 
 
 def free_port() -> int:
-    """A port that no process has, below those that the kernel gives to others meanwhile."""
+    """A port that no process has, below those that the kernel gives to others meanwhile and above
+    those that Ray keeps for its workers."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.Random().sample(range(10_000, first), 100):
+    for port in random.Random().sample(range(20_000, first), 100):
         with socket.socket() as tried, contextlib.suppress(OSError):
             tried.bind(("127.0.0.1", port))
             return port
-    raise RuntimeError(f"of 100 ports from 10000 to {first} none is free")
+    raise RuntimeError(f"of 100 ports from 20000 to {first} none is free")
 
 
 def status_of(port: int) -> str:
     """What Ray says of a cluster; its nodes once they have joined it."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "status", f"--address=127.0.0.1:{port}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS).stdout
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def error_of(*options: str, log: Path) -> str:
