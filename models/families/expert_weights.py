@@ -34,22 +34,44 @@ QWEN_NAMES = ExpertNames()
 
 def expert_weights(config: ModelConfig, names: ExpertNames = QWEN_NAMES) -> Weights:
     """The pieces of routers and experts, where each expert has its own tensors."""
-    assert config.experts is not None
     weights: Weights = {}
     for i in expert_layers(config):
         block = f"model.layers.{i}.{names.block}"
-        each = [f"{block}.experts.{j}" for j in range(config.experts.num_experts)]
-        weights |= _beside(config, i, block, names) | {
-            f"layers.{i}.mlp.up.weight": tuple(
-                Piece(f"{expert}.{name}.weight", "(A I) D", of_expert=True)
-                for expert in each
-                for name in (names.gate, names.up)
-            ),
-            f"layers.{i}.mlp.down.weight": tuple(
-                Piece(f"{expert}.{names.down}.weight", "D I", of_expert=True) for expert in each
-            ),
-        }
+        weights |= _beside(config, i, block, names) | weights_of_each(config, i, block, names)
     return weights
+
+
+def weights_of_each(
+    config: ModelConfig, layer: int, block: str, names: ExpertNames = QWEN_NAMES
+) -> Weights:
+    """The pieces of the experts of a layer, where each expert has its own tensors.
+
+    block: the module that holds the experts.
+    """
+    assert config.experts is not None
+    each = [f"{block}.experts.{j}" for j in range(config.experts.num_experts)]
+    return {
+        f"layers.{layer}.mlp.up.weight": tuple(
+            Piece(f"{expert}.{name}.weight", "(A I) D", of_expert=True)
+            for expert in each
+            for name in (names.gate, names.up)
+        ),
+        f"layers.{layer}.mlp.down.weight": tuple(
+            Piece(f"{expert}.{names.down}.weight", "D I", of_expert=True) for expert in each
+        ),
+    }
+
+
+def weights_of_all(layer: int, block: str, up: str = "J (A I) D", down: str = "J D I") -> Weights:
+    """The pieces of the experts of a layer, where one tensor has all experts.
+
+    block: the module that holds the experts.
+    up, down: the axes of the tensors.
+    """
+    return {
+        f"layers.{layer}.mlp.up.weight": (Piece(f"{block}.experts.gate_up_proj", up, a=2),),
+        f"layers.{layer}.mlp.down.weight": (Piece(f"{block}.experts.down_proj", down),),
+    }
 
 
 def fused_expert_weights(
@@ -59,14 +81,11 @@ def fused_expert_weights(
 
     inputs_first: an expert's matrices are stored transposed, inputs by outputs.
     """
-    up, down = ("J D (A I)", "J I D") if inputs_first else ("J (A I) D", "J D I")
+    axes = ("J D (A I)", "J I D") if inputs_first else ("J (A I) D", "J D I")
     weights: Weights = {}
     for i in expert_layers(config):
         block = f"model.layers.{i}.mlp"
-        weights |= _beside(config, i, block, names) | {
-            f"layers.{i}.mlp.up.weight": (Piece(f"{block}.experts.gate_up_proj", up, a=2),),
-            f"layers.{i}.mlp.down.weight": (Piece(f"{block}.experts.down_proj", down),),
-        }
+        weights |= _beside(config, i, block, names) | weights_of_all(i, block, *axes)
     return weights
 
 

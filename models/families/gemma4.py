@@ -15,7 +15,11 @@ from rjax.models.config import ModelConfig, NormConfig, ScaleConfig
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
 from rjax.models.experts_config import ExpertsConfig
-from rjax.models.families.expert_weights import expert_layers
+from rjax.models.families.expert_weights import (
+    expert_layers,
+    weights_of_all,
+    weights_of_each,
+)
 from rjax.models.families.family import Family
 from rjax.models.families.field_table import Constraint, absent, field_table
 from rjax.models.families.gemma import GEMMA_NORMS
@@ -228,6 +232,16 @@ def _read_unified(fields: ConfigFields) -> ModelConfig:
 
 
 def _weights(config: ModelConfig) -> Weights:
+    return _all_weights(config, fused=False)
+
+
+def _fused_weights(config: ModelConfig) -> Weights:
+    return _all_weights(config, fused=True)
+
+
+def _all_weights(config: ModelConfig, *, fused: bool) -> Weights:
+    """The pieces of every parameter; fused if one tensor has all experts of a layer, as in
+    unquantised files."""
     weights = llama_weights(config, GEMMA_NORMS)
     weights |= {
         f"layers.{i}.factor": (Piece(f"model.layers.{i}.layer_scalar", "A"),)
@@ -236,7 +250,7 @@ def _weights(config: ModelConfig) -> Weights:
     if config.per_layer_inputs is not None:
         weights |= _input_weights(config)
     if config.experts is not None:
-        weights |= _expert_weights(config)
+        weights |= _expert_weights(config, fused=fused)
     return {path: _of_layer(path, pieces) for path, pieces in weights.items()}
 
 
@@ -258,15 +272,14 @@ def _input_weights(config: ModelConfig) -> Weights:
     return weights
 
 
-def _expert_weights(config: ModelConfig) -> Weights:
+def _expert_weights(config: ModelConfig, *, fused: bool) -> Weights:
     weights: Weights = {}
     for i in expert_layers(config):
         ours, theirs = f"layers.{i}.mlp", f"model.layers.{i}"
+        weights |= weights_of_all(i, theirs) if fused else weights_of_each(config, i, theirs)
         weights |= {
             f"{ours}.router": (Piece(f"{theirs}.router.proj.weight", "J D"),),
             f"{ours}.norms.factors": (Piece(f"{theirs}.router.per_expert_scale", "J"),),
-            f"{ours}.up.weight": (Piece(f"{theirs}.experts.gate_up_proj", "J (A I) D", a=2),),
-            f"{ours}.down.weight": (Piece(f"{theirs}.experts.down_proj", "J D I"),),
             f"{ours}.shared.up.weight": (
                 Piece(f"{theirs}.mlp.gate_proj.weight", "(A U) D"),
                 Piece(f"{theirs}.mlp.up_proj.weight", "(A U) D"),
@@ -316,6 +329,7 @@ GEMMA4 = Family(
     ),
     _read_gemma4,
     _weights,
+    fused_weights=_fused_weights,
     unused=_unused,
 )
 GEMMA4_UNIFIED = Family(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
@@ -80,7 +81,34 @@ class Fp8(WeightFormat):
 
     def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
         """The values as they are, and scales of channels or blocks."""
-        return {"weight": stored["weight"]} | block_leaves(stored["scale"], None, target)
+        scale = stored["scale"]
+        if self.block is None:  # the gates and the other half of the outputs may have one each
+            scale = jnp.repeat(scale.reshape(-1), target.shape[0] // scale.size)
+        return {"weight": stored["weight"]} | block_leaves(scale, None, target)
+
+    def expert_tensors(
+        self, tensor: str, shape: tuple[int, int, int]
+    ) -> Mapping[str, StoredTensor]:
+        """``NAME`` and ``NAME_scale_inv``, as transformers writes them, and perhaps the scales of
+        the inputs."""
+        J, outputs, inputs = shape
+        axes = (None, "outputs", "inputs")
+        if self.block is None:
+            counts, axes_of_scale = ((J, 1, 1), (J, 2, 1)), (None,) * 3
+        else:
+            rows, columns = self.block
+            counts, axes_of_scale = ((J, -(-outputs // rows), -(-inputs // columns)),), axes
+        tensors = {
+            "weight": StoredTensor(tensor, (shape,), ("F8_E4M3",), axes),
+            "scale": StoredTensor(
+                f"{tensor}_scale_inv", counts, FLOATS, axes_of_scale, check=check_scale
+            ),
+        }
+        if self.static:
+            tensors["input_scale"] = StoredTensor(
+                f"{tensor}_activation_scale", ((J,),), FLOATS, check=check_scale, used=False
+            )
+        return tensors
 
     def with_scale_types(self, types: Mapping[str, str]) -> "Fp8":
         """The format with the names that the checkpoint has for its scales."""

@@ -26,6 +26,8 @@ class Mxfp4(WeightFormat):
     The projections outside of experts are stored plainly.
     """
 
+    biased_experts = True
+
     def scheme(self, module: str) -> WeightScheme:
         """mxfp4 for experts; other modules are not quantised."""
         return MXFP4 if module.endswith(_EXPERTS) else UNQUANTISED

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,9 @@ class WeightFormat(abc.ABC):
 
     kv_scales: bool = False
     """Whether each attention module has the tensors ``k_scale`` and ``v_scale``."""
+    biased_experts: ClassVar[bool] = False
+    """Whether it is for experts with biases alone, all of a layer in one tensor, as gpt-oss has
+    them."""
 
     @abc.abstractmethod
     def scheme(self, module: str) -> WeightScheme:

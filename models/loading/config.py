@@ -20,9 +20,10 @@ from rjax.models.formats import (
     read_format,
     unknown_quantization_fields,
 )
+from rjax.models.formats.weight_format import FLOATS
 from rjax.models.loading.json_files import read_json
 from rjax.models.loading.pieces import Piece, Weights, module_of
-from rjax.models.loading.tensors import tensor_names
+from rjax.models.loading.tensors import TensorEntry, tensor_names
 from rjax.models.schemes import ON_LOAD, UNQUANTISED, WeightScheme
 
 _log = logging.getLogger(__name__)
@@ -134,15 +135,27 @@ def _family_of(fields: ConfigFields) -> Family | Multimodal:
     raise unsupported(fields)
 
 
-def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig:
+def with_format(
+    config: ModelConfig,
+    weight_format: WeightFormat,
+    stored: Mapping[str, TensorEntry] | None = None,
+) -> ModelConfig:
     """The config of a checkpoint whose projections are stored in a format.
+
+    Args:
+        config: the model's config.
+        weight_format: the format.
+        stored: the tensors of the checkpoint by name; None if they are not known. Tools leave
+            experts in one tensor, and projections outside of attention and MLP, in floats without
+            saying so in config.json.
 
     Raises:
         CheckpointError: modules that are fused here have different schemes, or the format does not
             go together with the model's experts or its latent attention.
     """
-    weights = FAMILIES[config.architecture].weights(config)
-    _check_experts(config, weights, weight_format)
+    family, stored = FAMILIES[config.architecture], stored or {}
+    weights = family.weights_of(config, {name: entry.shape for name, entry in stored.items()})
+    _check_experts(config, family.weights(config), weight_format)
     if config.latent is not None and weight_format.kv_scales:
         raise CheckpointError(
             f"config.json: the scales of KV of {config.architecture} are those of its latent, but "
@@ -158,6 +171,9 @@ def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig
         plain = path.endswith(_PLAIN_PARTS)
         if (experts_only and weight not in expert_weights) or (plain and on_load):
             continue
+        in_one = weight in expert_weights and not pieces[0].of_expert
+        if (plain or in_one) and not on_load and _in_floats(pieces, stored):
+            continue
         if path != weight and (plain or path.endswith(_LINEAR_PARTS)):
             scheme = _common_scheme(pieces, weight_format)
             if scheme != UNQUANTISED:
@@ -171,18 +187,26 @@ def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig
     )
 
 
+def _in_floats(pieces: tuple[Piece, ...], stored: Mapping[str, TensorEntry]) -> bool:
+    """Whether a checkpoint has all pieces of a weight in floats."""
+    return all(piece.tensor in stored and stored[piece.tensor].dtype in FLOATS for piece in pieces)
+
+
 def _check_experts(config: ModelConfig, weights: Weights, weight_format: WeightFormat) -> None:
-    """Raise CheckpointError unless the format can store the model's experts."""
-    in_one = weight_format.expert_tensors("", (1, 32, 32)) is not None
+    """Raise CheckpointError unless the format can store the model's experts.
+
+    weights: the pieces of a quantised checkpoint, each expert in tensors of its own if the family
+        has such.
+    """
     biased = config.experts is not None and config.experts.bias
-    if in_one and not biased:
+    if weight_format.biased_experts and not biased:
         raise CheckpointError(
             f"config.json: the weights of {config.architecture} cannot be stored in this format, "
             "which is for the experts of gpt-oss"
         )
     names = _expert_weights(config, weights)
     fused = any(not weights[name][0].of_expert for name in names)
-    if fused and not in_one and not isinstance(weight_format, OnLoad):
+    if fused and not weight_format.biased_experts and not isinstance(weight_format, OnLoad):
         raise CheckpointError(
             f"{config.architecture} has all experts of a layer in one tensor, which checkpoints of "
             f"the quant_method {config.quant_method!r} cannot store"

@@ -93,8 +93,9 @@ def load_model(
         )
         return LoadedModel(found, found.config, folder)
     if config.format is not None:
-        types = {name: entry.dtype for name, entry in read_tensors(folder).items()}
-        config = with_format(config, config.format.with_scale_types(types))
+        stored = read_tensors(folder)
+        types = {name: entry.dtype for name, entry in stored.items()}
+        config = with_format(config, config.format.with_scale_types(types), stored)
     if dequantize:
         config = with_dequantised_weights(config)
     mesh = _checked(mesh)

@@ -303,17 +303,19 @@ def _shared(leaf: Leaf, letters: str) -> int:
 
 
 def _has_all_experts(piece: Piece) -> bool:
-    """Whether a piece of a projection has all experts of a layer."""
-    return groups(piece)[0] == ["J"]
+    """Whether a piece of a projection has the matrices of all experts of a layer."""
+    first, *others = groups(piece)
+    return first == ["J"] and len(others) == 2
 
 
 def _outputs_first(piece: Piece) -> Piece:
     """The piece with the axes in which quantised weights are stored: "J D (I A)" becomes
     "J (I A) D"."""
-    experts, inputs, outputs = (
-        " ".join(group) if len(group) == 1 else f"({' '.join(group)})" for group in groups(piece)
-    )
-    return dataclasses.replace(piece, pattern=f"{experts} {outputs} {inputs}")
+    experts, *axes = groups(piece)
+    inputs = ["D"] if any("A" in axis for axis in axes) else ["I"]
+    ordered = [experts, *sorted(axes, key=lambda axis: axis == inputs)]
+    pattern = (" ".join(axis) if len(axis) == 1 else f"({' '.join(axis)})" for axis in ordered)
+    return dataclasses.replace(piece, pattern=" ".join(pattern))
 
 
 def _check_types(entries: Sequence[TensorEntry], dtypes: Sequence[np.dtype]) -> None:

@@ -15,6 +15,8 @@ from rjax.models.loading.plan import StoredWeight, plain_weight, scheme_weight, 
 from rjax.models.schemes import UNQUANTISED
 
 _HEAD = "head.weight"
+_ROUTER = ".mlp.router"
+_SCALES = (".weight_scale", ".weight_scale_inv")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ def stored_model(
     family = FAMILIES[config.architecture]
     weights = family.weights_of(config, shapes)
     kv_scales = kv_scale_tensors(config)
-    quantised = _quantised_weights(model, config, weights)
+    quantised = _quantised_weights(model, config, weights, shapes)
     stored = [
         tensor
         for weight in quantised.values()
@@ -65,7 +67,10 @@ def stored_model(
 
 
 def _quantised_weights(
-    model: Decoder, config: ModelConfig, weights: Weights
+    model: Decoder,
+    config: ModelConfig,
+    weights: Weights,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[tuple[str, ...], StoredWeight]:
     """The weights that the config's format decodes, by their parameters; their pieces are removed
     from ``weights``."""
@@ -82,9 +87,25 @@ def _quantised_weights(
             leaves = [leaf for leaf, _ in module.leaf_letters]
             stored = scheme_weight(module, scheme, weights.pop(f"{name}.weight"), config)
             found[tuple(f"{name}.{leaf}" for leaf in leaves)] = stored
-    if _HEAD in weights:
-        scheme = config.format.scheme(module_of(weights[_HEAD][0]))
-        if scheme != UNQUANTISED:
-            head = Linear("D", "V", config, model.dtype, scheme=UNQUANTISED)
-            found[(_HEAD,)] = scheme_weight(head, scheme, weights.pop(_HEAD), config)
+    beside = {_HEAD: "V"} | {
+        path: "J" for path, pieces in weights.items() if _is_quantised_router(path, pieces, shapes)
+    }
+    for path, outputs in beside.items():
+        scheme = config.format.scheme(module_of(weights[path][0])) if path in weights else None
+        if scheme not in (None, UNQUANTISED):
+            plain = Linear("D", outputs, config, model.dtype, scheme=UNQUANTISED)
+            found[(path,)] = scheme_weight(plain, scheme, weights.pop(path), config)
     return found
+
+
+def _is_quantised_router(
+    path: str, pieces: tuple[Piece, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Whether a parameter is a router that a checkpoint with these tensors quantises.
+
+    config.json does not say so: a router is a linear module for some tools, and for others not.
+    """
+    if not path.endswith(_ROUTER):
+        return False
+    module = module_of(pieces[0])
+    return pieces[0].tensor not in shapes or any(module + scale in shapes for scale in _SCALES)
