@@ -12,13 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
 from rjax.models.families.multimodal import Multimodal
 from rjax.models.loading.config import config_from_folder
 from rjax.models.loading.json_files import read_json
-from rjax.models.loading.match import Expected, match
 from rjax.models.loading.save import ShardWriter
 from rjax.models.loading.tensors import read_tensors
 from rjax.models.quantising.awq import scale_inputs, squared_outputs
@@ -32,6 +30,7 @@ from rjax.models.quantising.projections import (
 )
 from rjax.models.quantising.rounding import quantise_weight, scale_type
 from rjax.models.quantising.settings import QuantisingSettings
+from rjax.models.quantising.source import read_source
 
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _NOT_COPIED = ("config.json", "quantize_config.json")
@@ -139,29 +138,21 @@ def _quantise(
     progress: bool,
 ) -> QuantisedCheckpoint:
     config = config_from_folder(folder)
-    family, stored = FAMILIES[config.architecture], read_tensors(folder)
-    weights = family.weights(config)
-    if family.weights_of(config, {name: entry.shape for name, entry in stored.items()}) != weights:
-        raise CheckpointError(
-            f"{folder} has all experts of a layer in one tensor, which the format cannot store; "
-            "quantise it on load with quantization"
-        )
+    family, source = FAMILIES[config.architecture], read_source(config, folder)
     towers = family.towers if isinstance(family, Multimodal) else ()
     starts = family.tower_names if isinstance(family, Multimodal) else ()
-    entries = match(Expected(weights, (), family.unused(config)), stored, config, folder)
-    beside = [entry for name, entry in stored.items() if name.startswith(starts)]
-    dtypes = {name: entry.stored_dtype() for name, entry in entries.items()}
+    entries, dtypes = source.entries, source.dtypes
+    beside = [entry for name, entry in read_tensors(folder).items() if name.startswith(starts)]
     writer = ShardWriter(out, shard_bytes)
-    outside = {}
-    for name in _tensors_of(config, None):
-        outside[name] = entries[name].read()
-        writer.add(name, outside[name])
+    outside = source.read(None)
+    for name, value in outside.items():
+        writer.add(name, value)
     calibration = Calibration(config, prompts, outside) if settings.calibrated else None
     del outside
     errors: list[ModuleError] = []
     layers = range(config.num_layers)
     for layer in tqdm(layers, desc="Quantising layers", disable=not progress):
-        tensors = {name: entries[name].read() for name in _tensors_of(config, layer)}
+        tensors = source.read(layer)
         groups = shared_inputs(config, layer)
         if settings.experts_only:
             has_experts = config.has_experts(layer)
@@ -192,19 +183,6 @@ def _quantise(
         modules=tuple(errors),
         prompt_tokens=calibration.num_tokens if calibration else 0,
     )
-
-
-def _tensors_of(config: ModelConfig, layer: int | None) -> list[str]:
-    """The tensors of a layer, or of what is outside the layers, in the order of the family."""
-    weights = FAMILIES[config.architecture].weights(config)
-    start = "layers." if layer is None else f"layers.{layer}."
-    names = (
-        piece.tensor
-        for path, pieces in weights.items()
-        if path.startswith(start) == (layer is not None)
-        for piece in pieces
-    )
-    return list(dict.fromkeys(names))
 
 
 def _quantise_layer(
