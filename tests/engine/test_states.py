@@ -269,7 +269,8 @@ def test_prompt_logprobs_are_those_of_a_whole_prompt():
 @pytest.mark.thorough
 @pytest.mark.parametrize("rounds", [40, pytest.param(4000, marks=pytest.mark.slow)])
 def test_nothing_reads_what_no_sequence_owns(alone, rounds):
-    """Pages, states and tails of slots that no sequence owns are NaN before every step."""
+    """Pages, states and tails of slots that no sequence owns are NaN before every step, and host
+    slots that no sequence owns have no memory."""
     served = engine(num_states=7, num_pages=24, max_num_batched_tokens=16)
     draw = np.random.default_rng(11)
 
@@ -309,6 +310,12 @@ def test_nothing_reads_what_no_sequence_owns(alone, rounds):
         slots[[s.slot for s in scheduler.running]] = False
         states = flags(scheduler.states.pool)
         served._worker._state.arrays = poisoned(arrays, flags(served._blocks), states, slots)
+        drop(served._worker._mover, scheduler.host)
+        drop(served._worker._state_mover, scheduler.host_states)
+
+    def drop(mover, host):
+        for slot in host._free:
+            mover._slots.pop(slot, None)
 
     asked, steps = {}, 0
     for number in range(rounds):
