@@ -33,8 +33,9 @@ _LLAVA: Mapping[str, Any] = {
 _GEMMA4: Mapping[str, Any] = {
     "towers": ("vision_tower", "audio_tower", "vision_embedder", "embed_vision", "embed_audio"),
     "outer": (
-        *("audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_index"),
-        *("eoi_token_id", "image_token_id", "initializer_range", "video_token_id"),
+        *("audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_id"),
+        *("eoa_token_index", "eoi_token_id", "image_token_id", "initializer_range"),
+        *("video_token_id", "vision_soft_tokens_per_image"),
     ),
     "media": "images, video and audio",
     "tied": True,

@@ -98,6 +98,14 @@ THINK_CASES = [
     ("deepseek_r1", "<think>\n", "hm", "hm", ""),
     ("deepseek_r1", "", " hm \n</think", "hm \n</think", ""),
     ("deepseek_r1", "<think></think>", "Hi", "", "Hi"),
+    ("gemma4", "", "<|channel>thought\nhm\n<channel|>Hi\n", "hm", "Hi\n"),
+    ("gemma4", "", "<|channel>thoughtful", "thoughtful", ""),
+    ("gemma4", "", "<|channel>thought", "thought", ""),
+    ("gemma4", "", "<|channel>hm<channel|>Hi", "hm", "Hi"),
+    ("gemma4", "", "Hi <|channel>thought\n", "", "Hi <|channel>thought\n"),
+    ("gemma4", "<|channel>thought\n", "hm<channel|>Hi", "hm", "Hi"),
+    ("gemma4", "<|channel>thought\n<channel|>", "Hi", "", "Hi"),
+    ("gemma4", "", "<|channel>thought\n<channel|>Hi", "", "Hi"),
 ]
 
 
@@ -225,7 +233,7 @@ PARTS = (
 )
 STARTS = {
     "openai_gptoss": (FIRST, "", f"{FIRST}<|channel|>final<|message|>"),
-    **dict.fromkeys(("qwen3", "deepseek_r1", None), ("inside", "undecided", "outside")),
+    **dict.fromkeys(("qwen3", "deepseek_r1", "gemma4", None), ("inside", "undecided", "outside")),
 }
 
 

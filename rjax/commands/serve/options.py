@@ -220,7 +220,7 @@ def _add_output_arguments(outputs: "argparse._ArgumentGroup") -> None:
     )
     outputs.add_argument(
         "--reasoning-parser",
-        choices=("qwen3", "deepseek_r1", _HARMONY),
+        choices=("qwen3", "deepseek_r1", "gemma4", _HARMONY),
         help=_HELP["reasoning_parser"],
     )
     outputs.add_argument(

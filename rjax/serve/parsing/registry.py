@@ -14,6 +14,9 @@ from rjax.tokenization import Tokenizer
 THINK_TAGS = {
     "qwen3": ThinkTags(inside_at_first=False),
     "deepseek_r1": ThinkTags(inside_at_first=True),
+    "gemma4": ThinkTags(
+        begin="<|channel>", end="<channel|>", label="thought\n", inside_at_first=False
+    ),
 }
 HARMONY = "openai_gptoss"
 REASONING_PARSERS = (*THINK_TAGS, HARMONY)

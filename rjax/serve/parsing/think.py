@@ -16,12 +16,14 @@ class ThinkTags:
 
     Attributes:
         begin, end: the tags.
+        label: text between the opening tag and the reasoning, if it is there.
         inside_at_first: whether an output without an opening tag, in its prompt or at its start, is
             reasoning up to the closing tag. If not, it has no reasoning.
     """
 
     begin: str = "<think>"
     end: str = "</think>"
+    label: str = ""
     inside_at_first: bool
 
     def thinking(self, tail: str, continued: str | None) -> Thinking:
@@ -36,7 +38,7 @@ class ThinkTags:
             return (
                 "inside" if continued.rfind(self.begin) > continued.rfind(self.end) else "outside"
             )
-        if tail.rstrip().endswith(self.begin):
+        if tail.rstrip().endswith((self.begin, f"{self.begin}{self.label}".rstrip())):
             return "inside"
         if tail.rstrip().endswith(self.end):
             return "outside"
@@ -46,7 +48,8 @@ class ThinkTags:
 class ThinkParser:
     """Splits an output at its reasoning tags, incrementally.
 
-    White space around the tags is dropped. Without a closing tag, the rest is reasoning.
+    White space around the tags is dropped, and the label. Without a closing tag, the rest is
+    reasoning.
 
     Args:
         tags: the model's reasoning tags.
@@ -54,7 +57,7 @@ class ThinkParser:
     """
 
     def __init__(self, tags: ThinkTags, thinking: Thinking) -> None:
-        self._begin, self._end = tags.begin, tags.end
+        self._begin, self._end, self._label = tags.begin, tags.end, tags.label
         self._inside_at_first = thinking == "inside"
         self._buffer = ""
         self._fed = 0  # characters
@@ -112,13 +115,21 @@ class ThinkParser:
         text = self._buffer.lstrip()
         if text.startswith(self._begin):
             self._buffer = text[len(self._begin) :]
-            self._from, self._state = self._position(), self._gap
+            self._from, self._state = self._position(), self._labelled
         elif self._begin.startswith(text) and not ended:
             return "", "", False
         elif self._inside_at_first:
-            self._from, self._state = self._position(), self._gap
+            self._from, self._state = self._position(), self._labelled
         else:
             self._content_from, self._state = self._position(), self._content
+        return "", "", True
+
+    def _labelled(self, ended: bool) -> tuple[str, str, bool]:
+        """State: the label, if there is one."""
+        if self._label.startswith(self._buffer) and self._buffer != self._label and not ended:
+            return "", "", False
+        self._buffer = self._buffer.removeprefix(self._label)
+        self._from, self._state = self._position(), self._gap
         return "", "", True
 
     def _gap(self, ended: bool) -> tuple[str, str, bool]:
