@@ -281,6 +281,34 @@ def test_python_calls(text, content, calls):
     assert read_all("pythonic", text) == (content, calls)
 
 
+GEMMA4_CASES: list[tuple[str, str, list[tuple[str, Any]]]] = [
+    ("<|tool_call>call:now{}", "", [("now", {})]),
+    (" <|tool_call> call: now { } <tool_call|> ", " ", [("now", {})]),
+    (
+        '<|tool_call>call:find{text: <|"|>a:{"b", \\\n<|"|> , count : 5 , item:{<|"|>b<|"|>:[1]}}',
+        "",
+        [("find", {"text": 'a:{"b", \\\n', "count": 5, "item": {"b": [1]}})],
+    ),
+    (
+        "<|tool_call>call:find{text:plain words,flag:True,maybe:None,share:1e3}<tool_call|>!",
+        "!",
+        [("find", {"text": "plain words", "flag": True, "maybe": None, "share": 1000.0})],
+    ),
+    ("<|tool_call>call:find{text", "<|tool_call>call:find{text", []),
+    ("<|tool_call>call:find{text}", "<|tool_call>call:find{text}", []),
+    ("<|tool_call>call:find{a:1]", "<|tool_call>call:find{a:1]", []),
+    ("<|tool_call>call:find{a:1:2}", "<|tool_call>call:find{a:1:2}", []),
+    ('<|tool_call>call:find{a:<|"|>}', '<|tool_call>call:find{a:<|"|>}', []),
+    ("<|tool_call>find{}", "<|tool_call>find{}", []),
+    ("<|tool_call>call:fi nd{}", "<|tool_call>call:fi nd{}", []),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), GEMMA4_CASES)
+def test_calls_with_bare_keys(text, content, calls):
+    assert read_all("gemma4", text) == (content, calls)
+
+
 def test_python_tags_of_llama_4():
     text = f"<|python_start|>{rendered('llama4_pythonic', CALLS[0])}<|python_end|>"
     assert read_all("llama4_pythonic", text) == ("", CALLS[0])

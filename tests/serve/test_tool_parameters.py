@@ -48,6 +48,9 @@ CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"minimum": 3}, [5], [2]),
 ]  # fmt: skip
 
+# Not in JSON's quotes, nor of a type that a rule could follow from.
+NOT_IN_GEMMA4: list[dict[str, Any]] = [{"type": "array", "items": DATE}, {"minimum": 3}]
+
 
 def tool(schema: Any, **more: Any) -> Any:
     parameters = {
@@ -65,8 +68,15 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(TOKENIZER)
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "glm47", "pythonic"])
-@pytest.mark.parametrize(("schema", "good", "bad"), CASES)
+@pytest.mark.parametrize(
+    ("schema", "good", "bad", "name"),
+    [
+        (*case, name)
+        for case in CASES
+        for name in ("qwen3_coder", "glm45", "glm47", "pythonic", "gemma4")
+        if name != "gemma4" or case[0] not in NOT_IN_GEMMA4
+    ],
+)
 def test_values_match_their_schema(tokenizer, name, schema, good, bad):
     fmt = TOOL_FORMATS[name]
     grammar = Grammar(tokenizer, fmt.grammar([tool(schema)], SpecialTokens(), several=False))
@@ -95,7 +105,7 @@ def test_a_string_ends_at_the_first_tag(tokenizer, name):
         assert not grammar.accepts(fmt.call_text("f", json.dumps({"value": text}))), text
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "pythonic"])
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "pythonic", "gemma4"])
 def test_further_parameters(tokenizer, name):
     fmt = TOOL_FORMATS[name]
     for others, good, bad in (
@@ -133,7 +143,50 @@ def test_schemas_that_no_grammar_expresses_are_refused(schema, said):
     fmt.text_or_calls_grammar([free], SpecialTokens(), several=False)
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "pythonic"])
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (DATE, "'format' of a string"),
+        (NOT_IN_GEMMA4[0], "'format' of a string"),
+        (NOT_IN_GEMMA4[1], "minimum without a type"),
+        ({"type": "array", "minItems": 2}, "'minItems' of a list"),
+        ({"type": "object", "maxProperties": 2}, "'maxProperties' of an object"),
+        ({"enum": ['<|"|>']}, "the value"),
+        ({"enum": []}, "without a possible value"),
+    ],
+)
+def test_schemas_that_the_grammar_of_gemma_4_does_not_express(schema, said):
+    with pytest.raises(InvalidRequestError, match=said):
+        TOOL_FORMATS["gemma4"].grammar([tool(schema)], SpecialTokens(), several=False)
+
+
+def test_nested_values_of_gemma_4(tokenizer):
+    """Objects in lists, with sorted keys."""
+    item = {
+        "type": "object",
+        "properties": {"b": SHORT, "A": {"type": ["integer", "null"]}},
+        "additionalProperties": True,
+    }
+    made = tool({"type": "array", "items": {"anyOf": [item, {"type": "boolean"}]}})
+    fmt = TOOL_FORMATS["gemma4"]
+    grammar = Grammar(tokenizer, fmt.grammar([made], SpecialTokens(), several=False))
+    for value, good in (
+        ([], True),
+        ([{}, {"A": 1, "b": "x{"}, True, {"b": "}", "c": [{"d": None}]}], True),
+        ([{"A": None}], True),
+        ([{"b": "xyz"}], False),
+        ([{"A": "x"}], False),
+        ([1], False),
+    ):
+        text = fmt.call_text("f", json.dumps({"value": value}))
+        assert grammar.accepts(text) == good, text
+        parser = fmt.parser(functions([made]), str)
+        (call,) = join_call_deltas(parser.feed(text, ended=True)[1])
+        assert json.loads(call.arguments) == {"value": value}
+    assert not grammar.accepts("<|tool_call>call:f{value:[{b:x}]}<tool_call|>")
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "pythonic", "gemma4"])
 def test_parameters_that_no_grammar_expresses_are_refused(name):
     for made in (
         tool(False),
@@ -146,7 +199,7 @@ def test_parameters_that_no_grammar_expresses_are_refused(name):
 
 
 def test_a_schema_that_refers_to_itself(tokenizer):
-    for name in ("qwen3_coder", "glm45", "pythonic"):
+    for name in ("qwen3_coder", "glm45", "pythonic", "gemma4"):
         fmt = TOOL_FORMATS[name]
         source = fmt.grammar([make_tool("f", TREE)], SpecialTokens(), several=False)
         grammar = Grammar(tokenizer, source)

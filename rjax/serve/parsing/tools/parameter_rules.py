@@ -12,7 +12,7 @@ from rjax.serve.protocol.requests import Tool
 from rjax.structured.lark import SpecialTokens, quoted, regex_text
 
 KEY = r"[^<>\n]{1,256}"  # a parameter's name
-_ANY_TEXT = r"/(.|\n)*/"
+ANY_TEXT = r"/(.|\n)*/"
 _NO_STRING = ["integer", "number", "boolean", "null", "array", "object"]
 _MOST_REFERENCES = 16
 
@@ -100,11 +100,11 @@ class ParameterRules:
         texts: list[str] = []  # terminals of strings
         words: list[str] = []
         documents: list[dict[str, Any]] = []  # schemas of JSON
-        for branch in self._branches(schema, _MOST_REFERENCES):
+        for branch in branches(self._schema, schema):
             self._sort(branch, texts, words, documents)
         if texts and documents:
             bare = all(part.keys() <= NOTES | {"type"} for part in documents)
-            if not bare or _ANY_TEXT not in texts:
+            if not bare or ANY_TEXT not in texts:
                 raise self._schema.refusal("a choice between a string and another type")
             documents = []  # any text includes them
         if texts:
@@ -133,24 +133,6 @@ class ParameterRules:
             self._rules.append(f"VALUE_{name}: ANY_{name} & ~{tagged}")
             self._rules.append(f"value_{name}[lazy]: VALUE_{name} {quoted(padding + tag)}")
 
-    def _branches(self, schema: Any, depth: int) -> list[dict[str, Any]]:
-        """A schema as a choice of schemas that have one type each, or none."""
-        if schema is True:
-            return [{}]
-        if not isinstance(schema, dict) or not depth:
-            raise self._schema.refusal("a parameter without a possible value")
-        schema, refers = self._schema.followed(schema)
-        if refers:
-            return self._branches(schema, depth - 1)
-        own = schema.keys() - NOTES
-        for keyword in ("anyOf", "oneOf"):
-            if own == {keyword}:
-                parts = schema[keyword]
-                return [branch for part in parts for branch in self._branches(part, depth - 1)]
-        if isinstance(schema.get("type"), list):
-            return [schema | {"type": one} for one in schema["type"]]
-        return [schema]
-
     def _sort(
         self,
         schema: dict[str, Any],
@@ -164,15 +146,15 @@ class ParameterRules:
         if {"enum", "const"} & own and own <= {"enum", "const", "type"}:
             values = schema.get("enum", [schema.get("const")])
             for value in values:
-                if _is_of(value, kind):
+                if has_type(value, kind):
                     words += self._words(value)
         elif kind == "string":
-            texts.append(self._string(schema, own - {"type"}))
+            texts.append(string_terminal(self._schema, schema, own - {"type"}))
         elif kind in ("boolean", "null") and own == {"type"}:
             for value in [None] if kind == "null" else [True, False]:
                 words += self._words(value)
         elif not own:
-            texts.append(_ANY_TEXT)
+            texts.append(ANY_TEXT)
         else:
             documents.append(schema if kind else schema | {"type": _NO_STRING})
 
@@ -184,33 +166,68 @@ class ParameterRules:
         is_word = value is None or isinstance(value, bool)
         return [text, str(value)] if is_word and self._fmt.python_words else [text]
 
-    def _string(self, schema: dict[str, Any], own: set[str]) -> str:
-        """The terminal of a string."""
-        for keyword in sorted(own - {"pattern", "minLength", "maxLength"}):
-            raise self._schema.refusal(f"{keyword!r} of a string")
-        parts = []
-        if "pattern" in schema:
-            parts.append(self._pattern(schema["pattern"]))
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        if least or most != "":
-            parts.append(rf"/(.|\n){{{least},{most}}}/")
-        return " & ".join(parts) or _ANY_TEXT
 
-    def _pattern(self, pattern: str) -> str:
-        """The terminal of texts in which a pattern is found."""
-        start, end = pattern.startswith("^"), bool(re.search(r"(?<!\\)(\\\\)*\$$", pattern))
-        body = pattern[start : len(pattern) - end]
-        outside = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", body)
-        top = outside
-        while top != (inner := re.sub(r"\([^()]*\)", "", top)):
-            top = inner
-        if re.search(r"[$^]", outside) or ("|" in top and (start or end)):
-            raise self._schema.refusal(f"the pattern {pattern[:100]!r}")
-        body = re.sub(r"\\.|/", lambda m: r"\/" if m.group() == "/" else m.group(), body)
-        before, after = ("" if start else r"(.|\n)*"), ("" if end else r"(.|\n)*")
-        return f"/{before}({body}){after}/"
+def branches(
+    whole: ParameterSchema, schema: Any, depth: int = _MOST_REFERENCES
+) -> list[dict[str, Any]]:
+    """A schema of a parameter as a choice of schemas that have one type each, or none.
+
+    Args:
+        whole: the schema of all parameters.
+        schema: that of one, or a part of it.
+        depth: most nested references and combined schemas that are followed.
+    """
+    if schema is True:
+        return [{}]
+    if not isinstance(schema, dict) or not depth:
+        raise whole.refusal("a parameter without a possible value")
+    schema, refers = whole.followed(schema)
+    if refers:
+        return branches(whole, schema, depth - 1)
+    own = schema.keys() - NOTES
+    for keyword in ("anyOf", "oneOf"):
+        if own == {keyword}:
+            return [one for part in schema[keyword] for one in branches(whole, part, depth - 1)]
+    if isinstance(schema.get("type"), list):
+        return [schema | {"type": one} for one in schema["type"]]
+    return [schema]
 
 
-def _is_of(value: Any, kind: object) -> bool:
+def string_terminal(whole: ParameterSchema, schema: dict[str, Any], own: set[str]) -> str:
+    """The Lark terminal of a string.
+
+    Args:
+        whole: the schema of all parameters.
+        schema: that of the string.
+        own: its keywords besides its type.
+    """
+    for keyword in sorted(own - {"pattern", "minLength", "maxLength"}):
+        raise whole.refusal(f"{keyword!r} of a string")
+    parts = []
+    if "pattern" in schema:
+        parts.append(_pattern(whole, schema["pattern"]))
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if least or most != "":
+        parts.append(rf"/(.|\n){{{least},{most}}}/")
+    return " & ".join(parts) or ANY_TEXT
+
+
+def _pattern(whole: ParameterSchema, pattern: str) -> str:
+    """The terminal of texts in which a pattern is found."""
+    start, end = pattern.startswith("^"), bool(re.search(r"(?<!\\)(\\\\)*\$$", pattern))
+    body = pattern[start : len(pattern) - end]
+    outside = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", body)
+    top = outside
+    while top != (inner := re.sub(r"\([^()]*\)", "", top)):
+        top = inner
+    if re.search(r"[$^]", outside) or ("|" in top and (start or end)):
+        raise whole.refusal(f"the pattern {pattern[:100]!r}")
+    body = re.sub(r"\\.|/", lambda m: r"\/" if m.group() == "/" else m.group(), body)
+    before, after = ("" if start else r"(.|\n)*"), ("" if end else r"(.|\n)*")
+    return f"/{before}({body}){after}/"
+
+
+def has_type(value: Any, kind: object) -> bool:
+    """Whether a value has a JSON type; any has None."""
     found = json_type(value)
     return kind in (None, found) or (kind == "number" and found == "integer")

@@ -19,6 +19,7 @@ FAMILIES = {
     "glm4": ("glm45", "glm47"),
     "deepseek_v3": ("deepseek_v3", "deepseek_v31"),
     "granite": ("granite",),
+    "gemma4": ("gemma4",),
     "pythonic": ("pythonic", "llama4_pythonic"),
 }
 TOOL_CALL_PARSERS = tuple(name for names in FAMILIES.values() for name in names)
