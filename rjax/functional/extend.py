@@ -1,4 +1,4 @@
-"""Run tokens through the model and append their KV: prompts, chunks of prompts, single tokens."""
+"""Run tokens through the model and keep their KV: prompts, chunks of prompts, single tokens."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from rjax.batch.page_groups import one_group
 from rjax.functional.setup import Setup
-from rjax.functional.state import DecodeState, Pools
+from rjax.functional.state import Caches, DecodeState
+from rjax.functional.state_rows import state_rows
 from rjax.models import Decoder
 from rjax.pallas_kernels.attention.plan.device import plan_on_device
 from rjax.worker.paged_operations import PagedOperations
@@ -62,13 +62,14 @@ def _extend(
     B, Q = tokens.shape
     table, counts, fits, used = _take_pages(setup, state, counts)
     lengths = state.lengths + counts
-    pools = state.k_pages, state.v_pages
-    model, hidden, pools = forward(setup, weights, pools, tokens, table, counts, lengths)
+    slots = jnp.arange(B, dtype=jnp.int32)
+    model, hidden, caches = forward(
+        setup, weights, state.caches, tokens, table, counts, lengths, slots
+    )
     last = jnp.arange(B) * Q + jnp.maximum(counts - 1, 0)
     logits = jnp.where(fits[:, None], model.logits(hidden[last]), jnp.nan)
     new = DecodeState(
-        k_pages=pools[0],
-        v_pages=pools[1],
+        **caches._asdict(),
         page_table=table,
         lengths=lengths,
         pages_used=used,
@@ -79,30 +80,40 @@ def _extend(
 def forward(
     setup: Setup,
     weights: Any,
-    pools: Pools,
+    caches: Caches,
     tokens: Int[Array, "B Q"],
     table: Int[Array, "B M"],
     counts: Int[Array, " B"],
     lengths: Int[Array, " B"],
+    slots: Int[Array, " B"],
     writes: Bool[Array, " B"] | None = None,
-) -> tuple[Decoder, Float[Array, "T D"], Pools]:
+) -> tuple[Decoder, Float[Array, "T D"], Caches]:
     """Run the first ``counts[b]`` tokens of each row, and write their KV into its pages.
 
     Args:
-        pools: K and V pages of each layer.
+        caches: what the layers keep of the tokens before.
         lengths: tokens of each row, the new ones included.
+        slots: slot of each row's states, which differ where rows have tokens. Layers with states
+            continue that of the slot, or begin one where a row has no token before.
         writes: rows whose KV is written; that of the others is in their pages already. None writes
-            all.
+            all. States are of all tokens.
 
     Returns:
-        The model, the hidden states of the T = B * Q tokens, and the pools.
+        The model, the hidden states of the T = B * Q tokens, and the caches.
     """
-    step = _step_input(setup, tokens, table, counts, lengths, writes)
-    groups = one_group(len(pools[0]))
-    operations = PagedOperations(*pools, step, groups, setup.backend, setup.mesh)
+    step = _step_input(setup, tokens, table, counts, lengths, slots, writes)
+    operations = PagedOperations(
+        caches.k_pages,
+        caches.v_pages,
+        step,
+        setup.groups,
+        setup.backend,
+        setup.mesh,
+        states=caches.states,
+    )
     model = nnx.merge(setup.graph, weights)
     hidden = model(step.tokens, step.positions, operations)
-    return model, hidden, (operations.k_pages, operations.v_pages)
+    return model, hidden, Caches(operations.k_pages, operations.v_pages, operations.states)
 
 
 def _take_pages(
@@ -135,6 +146,7 @@ def _step_input(
     table: Int[Array, "B M"],
     counts: Int[Array, " B"],
     lengths: Int[Array, " B"],
+    slots: Int[Array, " B"],
     writes: Bool[Array, " B"] | None,
 ) -> StepInput:
     """The batch as a ``StepInput`` of the engine's attention, without sampler slots."""
@@ -144,14 +156,17 @@ def _step_input(
     position = (lengths - counts)[:, None] + offset
     live = offset < counts[:, None]
     page = jnp.take_along_axis(table, jnp.minimum(position // S, table.shape[1] - 1), axis=1)
-    plan = plan_on_device(
-        table,
-        counts,
-        lengths,
-        page_size=S,
-        shape=setup.plan_shape(B * Q, B),
-        sharing=setup.relay,
-    )
+    plans = [
+        plan_on_device(
+            table,
+            counts,
+            lengths,
+            page_size=S,
+            shape=setup.plan_shape(B * Q, B, kind.window),
+            sharing=setup.relay,
+        )
+        for kind in setup.groups.kinds
+    ]
     written = live if writes is None else live & writes[:, None]
     kv_slots = jnp.where(written, page * S + position % S, -1).ravel()
     nothing = jnp.zeros(B, jnp.int32)
@@ -159,9 +174,14 @@ def _step_input(
         tokens=tokens.ravel(),
         token_slot=jnp.full(B * Q, -1, jnp.int32),
         positions=jnp.where(live, position, -1).ravel(),
-        groups=(GroupInput((kv_slots,), (jnp.maximum(table, 0),), None, plan),),
+        groups=tuple(
+            [GroupInput((kv_slots,), (jnp.maximum(table, 0),), None, plan) for plan in plans]
+        ),
         sample_row=nothing,
         slots=nothing,
         live=nothing,
         table_pages=table.shape[1],
+        states=None
+        if setup.config.linear is None
+        else state_rows(slots, counts, lengths, tokens_a_row=Q, page_size=S),
     )

@@ -134,6 +134,7 @@ def rollout(
         samples=samples,
         page_size=setup.page_size,
         sample_pages=_sample_pages(setup, Z),
+        prompt_slots=0 if setup.config.linear is None else sizes.prompts,
     )
     drawing = Drawing(
         keys=keys,

@@ -7,12 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from rjax.functional.extend import forward
 from rjax.functional.sampling import sample
 from rjax.functional.scheduler import (
+    Copies,
     Jobs,
+    PromptBatch,
     Schedule,
     can_start,
     free_rows,
@@ -23,7 +26,10 @@ from rjax.functional.scheduler import (
     take_prompts,
 )
 from rjax.functional.setup import Setup
-from rjax.functional.state import Pools, make_pools
+from rjax.functional.state import Caches, make_caches
+
+type Carry = tuple[Caches, Schedule]
+"""What changes while prompts are computed and samples start."""
 
 
 @jax.tree_util.register_dataclass
@@ -90,7 +96,7 @@ class Outputs:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class _State:
-    pools: Pools
+    caches: Caches
     schedule: Schedule
     outputs: Outputs
 
@@ -105,9 +111,14 @@ def run_jobs(
         new_tokens: most tokens of a sample, Z.
     """
     J = jobs.count
-    dtype = jnp.result_type(*jax.tree.leaves(weights))
+    dtype = nnx.merge(setup.graph, weights).dtype
     state = _State(
-        make_pools(setup, sizes.num_pages, dtype),
+        make_caches(
+            setup,
+            num_pages=sizes.num_pages,
+            num_slots=sizes.rows[0] + jobs.prompt_slots,
+            dtype=dtype,
+        ),
         new_schedule(
             jobs,
             rows=sizes.rows[0],
@@ -150,53 +161,72 @@ def _goes_on(fewer_rows: int, state: _State) -> Bool[Array, ""]:
 
 
 def _refill(setup: Setup, weights: Any, jobs: Jobs, sizes: LoopSizes, state: _State) -> _State:
-    """Compute the prompts that free rows need, and start samples in the free rows."""
-    outputs, refill_rows = state.outputs, sizes.refill_rows
+    """Compute the prompts that free rows need, and start samples in the free rows.
 
-    def compute_prompts(carry: tuple[Pools, Schedule]) -> tuple[Pools, Schedule]:
-        pools, schedule = carry
-        schedule, *taken = take_prompts(schedule, jobs, sizes.prompts)
-        return _write_prompts(setup, weights, jobs, sizes, pools, *taken), schedule
+    Samples that start may leave slots to the states of further prompts.
+    """
+    refill_rows = sizes.refill_rows
 
-    def start(carry: tuple[Pools, Schedule]) -> tuple[Pools, Schedule]:
-        pools, schedule = carry
-        schedule, source, target = start_samples(schedule, jobs, sizes.starts, refill_rows)
-        copied = jax.tree.map(lambda pool: pool.at[target].set(pool[source], mode="drop"), pools)
-        return copied, schedule
+    def needs(carry: Carry) -> Bool[Array, ""]:
+        return needs_prompts(carry[1], jobs, refill_rows)
+
+    def starts(carry: Carry) -> Bool[Array, ""]:
+        return can_start(carry[1], jobs, refill_rows)
+
+    def compute_prompts(carry: Carry) -> Carry:
+        caches, schedule = carry
+        schedule, batch = take_prompts(schedule, jobs, sizes.prompts)
+        return _write_prompts(setup, weights, jobs, sizes, caches, batch), schedule
+
+    def start(carry: Carry) -> Carry:
+        caches, schedule = carry
+        schedule, copies = start_samples(schedule, jobs, sizes.starts, refill_rows)
+        return _copied(caches, copies, sizes.rows[0]), schedule
+
+    def fill(carry: Carry) -> Carry:
+        return jax.lax.while_loop(starts, start, jax.lax.while_loop(needs, compute_prompts, carry))
 
     carry = jax.lax.while_loop(
-        lambda carry: needs_prompts(carry[1], jobs, refill_rows),
-        compute_prompts,
-        (state.pools, state.schedule),
+        lambda carry: needs(carry) | starts(carry), fill, (state.caches, state.schedule)
     )
-    carry = jax.lax.while_loop(lambda carry: can_start(carry[1], jobs, refill_rows), start, carry)
-    return _State(*carry, outputs)
+    return _State(*carry, state.outputs)
+
+
+def _copied(caches: Caches, copies: Copies, rows: int) -> Caches:
+    """The caches with the pages and the states of starting samples; ``rows`` slots are of rows."""
+
+    def with_pages(pool: Array) -> Array:
+        return pool.at[copies.to_page].set(pool[copies.page], mode="drop")
+
+    def with_slots(slots: Array) -> Array:
+        return slots.at[copies.to_slot].set(slots[rows + copies.slot], mode="drop")
+
+    return Caches(
+        [with_pages(pool) for pool in caches.k_pages],
+        [with_pages(pool) for pool in caches.v_pages],
+        jax.tree.map(with_slots, caches.states),
+    )
 
 
 def _write_prompts(
-    setup: Setup,
-    weights: Any,
-    jobs: Jobs,
-    sizes: LoopSizes,
-    pools: Pools,
-    prompt: Array,
-    table: Array,
-    length: Array,
-) -> Pools:
-    """Write the KV of the first ``length`` tokens of each prompt, in chunks."""
+    setup: Setup, weights: Any, jobs: Jobs, sizes: LoopSizes, caches: Caches, batch: PromptBatch
+) -> Caches:
+    """Compute the KV and the states of a batch of prompts, in chunks."""
+    prompt, length, slots = batch.prompt, batch.length, sizes.rows[0] + batch.slot
     C, Q = sizes.chunk, jobs.prompts.shape[1]
     chunks = -(-Q // C)
     padded = jnp.pad(jobs.prompts, ((0, 0), (0, chunks * C - Q)))
 
-    def write(i: Array | int, pools: Pools) -> Pools:
+    def write(i: Array | int, caches: Caches) -> Caches:
         tokens = jax.lax.dynamic_slice_in_dim(padded, i * C, C, axis=1)[prompt]
         counts = jnp.clip(length - i * C, 0, C)
         lengths = jnp.minimum(length, (i + 1) * C)
-        return forward(setup, weights, pools, tokens, table, counts, lengths)[2]
+        given = tokens, batch.table, counts, lengths, slots, batch.writes
+        return forward(setup, weights, caches, *given)[2]
 
     if chunks == 1:
-        return write(0, pools)
-    return jax.lax.fori_loop(0, -(-jnp.max(length) // C), write, pools)
+        return write(0, caches)
+    return jax.lax.fori_loop(0, -(-jnp.max(length) // C), write, caches)
 
 
 def _decode(setup: Setup, weights: Any, jobs: Jobs, drawing: Drawing, state: _State) -> _State:
@@ -206,9 +236,8 @@ def _decode(setup: Setup, weights: Any, jobs: Jobs, drawing: Drawing, state: _St
     rows = schedule.rows
     prompt, count = jobs.prompt_of(rows.job), runs.astype(jnp.int32)
     length = rows.length + count
-    model, hidden, pools = forward(
-        setup, weights, state.pools, rows.token[:, None], rows.table, count, length, writes
-    )
+    given = rows.token[:, None], rows.table, count, length, rows.slot, writes
+    model, hidden, caches = forward(setup, weights, state.caches, *given)
     number = length - jobs.lengths[prompt]  # of the drawn token in its sample
     keys = jax.vmap(jax.random.fold_in)(drawing.keys[prompt], rows.job % jobs.samples)
     drawn = sample(
@@ -245,4 +274,4 @@ def _decode(setup: Setup, weights: Any, jobs: Jobs, drawing: Drawing, state: _St
         lambda schedule: schedule,
         schedule,
     )
-    return _State(pools, schedule, outputs)
+    return _State(caches, schedule, outputs)

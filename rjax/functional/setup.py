@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from rjax.batch.page_groups import PageGroups, with_states
 from rjax.errors import InvalidConfigError
 from rjax.models import Decoder, ModelConfig, bytes_of_device
 from rjax.models.sharding import check_mesh, single_device_mesh
@@ -28,6 +29,8 @@ class Setup:
         treedef: structure of the weights.
         leaves: shape and dtype of each array of the weights, in order.
         config: shape of the model.
+        groups: where each layer has its KV. All groups have the same pages; there are several only
+            where layers differ in their heads, which then have attention plans of their own.
         backend: the attention kernels.
         page_size: tokens per page, S.
         max_context: most tokens of a sequence, prompt and output together.
@@ -41,6 +44,7 @@ class Setup:
     treedef: Any
     leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
     config: ModelConfig
+    groups: PageGroups
     backend: Backend
     page_size: int
     max_context: int
@@ -53,16 +57,29 @@ class Setup:
         """Pages of the longest sequence, M."""
         return math.ceil(self.max_context / self.page_size)
 
-    def plan_shape(self, rows: int, seqs: int) -> PlanShape:
-        """Shapes of the attention plan of a step with ``rows`` rows of ``seqs`` sequences."""
-        return self.backend.plan_shape(
-            rows,
-            seqs,
-            self.max_context,
-            self.page_size,
-            coalesce=False,
-            kv_split_size=min(self.kv_split_size, self._whole),
+    @property
+    def pool_heads(self) -> tuple[tuple[int, int], ...]:
+        """(K, H) of each layer with KV of its own."""
+        return tuple([self.config.layer_heads[i] for i in _layers_with_kv(self.config)])
+
+    def plan_shape(self, rows: int, seqs: int, window: int | None = None) -> PlanShape:
+        """Shapes of the attention plan of a step with ``rows`` rows of ``seqs`` sequences.
+
+        window: of the layers whose tuning it takes; the plan is of the whole context.
+        """
+        whole, tuned = (
+            self.backend.plan_shape(
+                rows,
+                seqs,
+                self.max_context,
+                self.page_size,
+                coalesce=False,
+                kv_split_size=min(self.kv_split_size, self._whole),
+                window=of,
+            )
+            for of in (None, window)
         )
+        return dataclasses.replace(whole, tile_rows=tuned.tile_rows)
 
     @property
     def _whole(self) -> int:
@@ -102,16 +119,6 @@ def prepare(
             devices cannot share the model.
     """
     config = model.config
-    if config.linear is not None:
-        raise InvalidConfigError(
-            f"{config.architecture} has linear attention, whose states only an engine keeps: use "
-            "rjax.LLM"
-        )
-    if config.layers:
-        raise InvalidConfigError(
-            f"{config.architecture} has layers with KV of different shapes, which only an engine "
-            "divides pages for: use rjax.LLM"
-        )
     if not 2 <= max_context <= config.default_length:
         raise InvalidConfigError(
             f"max_context is {max_context}; this model takes from 2 to "
@@ -163,6 +170,7 @@ def prepare(
         treedef=treedef,
         leaves=tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves),
         config=config,
+        groups=_groups(config),
         backend=chosen,
         page_size=page_size,
         max_context=max_context,
@@ -171,3 +179,23 @@ def prepare(
         mesh=mesh,
     )
     return setup, weights
+
+
+def _layers_with_kv(config: ModelConfig) -> list[int]:
+    """The layers with KV of their own."""
+    layers = range(config.num_layers)
+    return [i for i in layers if config.kv_source(i) == i and not config.is_linear(i)]
+
+
+def _groups(config: ModelConfig) -> PageGroups:
+    """Where each layer has its KV: in the same pages of an array of its own, or of its source's."""
+    own, layers = _layers_with_kv(config), range(config.num_layers)
+    differ = len({config.layer_heads[i] for i in own}) > 1
+    window_of = config.sliding_windows if differ else (None,) * config.num_layers
+    windows = tuple(dict.fromkeys(window_of[i] for i in own))
+    places = {layer: (windows.index(window_of[layer]), pool) for pool, layer in enumerate(own)}
+    with_kv = [places[config.kv_source(i)] for i in layers if not config.is_linear(i)]
+    groups = PageGroups(windows, tuple(with_kv))
+    if config.linear is None:
+        return groups
+    return with_states(groups, config.linear.layers)

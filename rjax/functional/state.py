@@ -1,7 +1,8 @@
-"""The state of a batch of sequences: KV pages, page tables and lengths."""
+"""The state of a batch of sequences: KV pages, states, page tables and lengths."""
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,22 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from rjax.functional.setup import Setup
+from rjax.pallas_kernels.gated_delta.states import LayerStates
+from rjax.worker.pages.states import layer_shapes
 
-type Pools = tuple[list[Float[Array, "P K S H"]], list[Float[Array, "P K S H"]]]
-"""K and V pages, one array of each per layer."""
+
+class Caches(NamedTuple):
+    """What the layers keep of the tokens of sequences.
+
+    Attributes:
+        k_pages, v_pages: pages of each layer with KV of its own; K and H are those of the layer.
+        states: of each layer with states in place of KV. Each slot has a state page, that of the
+            same number: the state at the end of the sequence's last full page.
+    """
+
+    k_pages: list[Float[Array, "P _ S _"]]
+    v_pages: list[Float[Array, "P _ S _"]]
+    states: list[LayerStates]
 
 
 @jax.tree_util.register_dataclass
@@ -20,20 +34,28 @@ class DecodeState:
     """B sequences over one pool of P pages. Donate it when it is replaced.
 
     Shared pages are full and are not written again. Pages are allocated in order and never freed:
-    make a new state for a new batch.
+    make a new state for a new batch. Layers with a state in place of KV (gated delta nets) keep
+    that of each row in the row's own slot.
 
     Attributes:
-        k_pages, v_pages: one pool per layer.
+        k_pages, v_pages: one pool per layer with KV of its own.
         page_table: page ids of each row, -1 beyond its last page.
         lengths: tokens of each row whose KV is written.
         pages_used: number of allocated pages.
+        states: of each layer with a state for each row in place of KV; empty without such layers.
     """
 
-    k_pages: list[Float[Array, "P K S H"]]
-    v_pages: list[Float[Array, "P K S H"]]
+    k_pages: list[Float[Array, "P _ S _"]]
+    v_pages: list[Float[Array, "P _ S _"]]
     page_table: Int[Array, "B M"]
     lengths: Int[Array, " B"]
     pages_used: Int[Array, ""]
+    states: list[LayerStates]
+
+    @property
+    def caches(self) -> Caches:
+        """What the layers keep."""
+        return Caches(self.k_pages, self.v_pages, self.states)
 
     @property
     def num_pages(self) -> int:
@@ -58,24 +80,39 @@ def pages_needed(
     return prompts * (math.ceil(prompt_tokens / S) + samples * unique)
 
 
-def make_pools(setup: Setup, num_pages: int, dtype: DTypeLike) -> Pools:
-    """K and V pages of each layer.
+def make_caches(setup: Setup, *, num_pages: int, num_slots: int, dtype: DTypeLike) -> Caches:
+    """Empty caches of ``num_pages`` pages and ``num_slots`` slots of states.
 
-    Values start as ones and keys as zeros, since a caller's program may make the pools and a kernel
-    writes both: see `mosaic.emit`, "Arrays that a kernel writes".
+    Arrays of one shape start as ones or as zeros, since a caller's program may make them and a
+    kernel writes both: see `mosaic.emit`, "Arrays that a kernel writes".
     """
-    config = setup.config
-    shape = (num_pages, config.num_kv_heads, setup.page_size, config.head_dim)
-    k_pages = [jnp.zeros(shape, dtype) for _ in range(config.num_layers)]
-    return k_pages, [jnp.ones(shape, dtype) for _ in range(config.num_layers)]
+    shapes = [(num_pages, K, setup.page_size, H) for K, H in setup.pool_heads]
+    k_pages = [jnp.zeros(shape, dtype) for shape in shapes]
+    v_pages = [jnp.ones(shape, dtype) for shape in shapes]
+    linear = setup.config.linear
+    if linear is None:
+        return Caches(k_pages, v_pages, [])
+    of_layer = layer_shapes(
+        linear,
+        num_states=num_slots,
+        num_slots=num_slots,
+        page_size=setup.page_size,
+        dtype=jnp.dtype(dtype),
+    )
+
+    def empty() -> LayerStates:
+        layer = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), of_layer)
+        updates, recent = jnp.ones_like(layer.updates), jnp.ones_like(layer.recent)
+        return dataclasses.replace(layer, updates=updates, recent=recent)
+
+    return Caches(k_pages, v_pages, [empty() for _ in range(sum(linear.layers))])
 
 
 def make_state(setup: Setup, *, batch: int, num_pages: int, dtype: DTypeLike) -> DecodeState:
     """An empty state of ``batch`` rows; ``dtype`` of the KV is that of the weights."""
-    k_pages, v_pages = make_pools(setup, num_pages, dtype)
+    caches = make_caches(setup, num_pages=num_pages, num_slots=batch, dtype=dtype)
     return DecodeState(
-        k_pages=k_pages,
-        v_pages=v_pages,
+        **caches._asdict(),
         page_table=jnp.full((batch, setup.table_pages), -1, jnp.int32),
         lengths=jnp.zeros(batch, jnp.int32),
         pages_used=jnp.zeros((), jnp.int32),
@@ -85,9 +122,10 @@ def make_state(setup: Setup, *, batch: int, num_pages: int, dtype: DTypeLike) ->
 def fork(setup: Setup, state: DecodeState, parents: Int[Array, " C"]) -> DecodeState:
     """A state of C rows, row c a copy of row ``parents[c]``: n samples of a prompt, or a beam.
 
-    Full pages are shared. A partial page is copied for every row, because each row appends to it.
-    Keep the rows of one parent adjacent: adjacent rows share KV reads. If the pool has no page left
-    for a row's copy, that row is marked full and gets NaN logits; see ``prefill``.
+    Full pages are shared. A partial page is copied for every row, because each row appends to it,
+    and so are the states of layers that have them in place of KV. Keep the rows of one parent
+    adjacent: adjacent rows share KV reads. If the pool has no page left for a row's copy, that row
+    is marked full and gets NaN logits; see ``prefill``.
     """
     S, P = setup.page_size, state.num_pages
     lengths, table = state.lengths[parents], state.page_table[parents]
@@ -113,4 +151,5 @@ def fork(setup: Setup, state: DecodeState, parents: Int[Array, " C"]) -> DecodeS
         page_table=table,
         lengths=lengths,
         pages_used=state.pages_used + jnp.sum(fits, dtype=jnp.int32),
+        states=jax.tree.map(lambda slots: slots[parents], state.states),
     )

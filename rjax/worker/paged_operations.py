@@ -53,8 +53,8 @@ class PagedOperations(DispatchedOperations):
 
     def __init__(
         self,
-        k_pages: list[Float[Array, "P K S H"]],
-        v_pages: list[Float[Array, "P K S H"]],
+        k_pages: list[Float[Array, "P _ S _"]],
+        v_pages: list[Float[Array, "P _ S _"]],
         step: StepInput,
         groups: PageGroups,
         backend: Backend,

@@ -10,7 +10,6 @@ from rjax.batch.page_groups import (
     with_shared_kv,
     with_states,
 )
-from rjax.errors import InvalidConfigError
 from rjax.models import config_from_folder
 from rjax.sampling import SamplingParams
 from rjax.worker.engine_plan import groups_of
@@ -170,15 +169,6 @@ def test_pages_of_several_devices_are_not_those_of_one():
     config = config_from_folder(SHARED_KV)
     assert model_fingerprint(config, []) == model_fingerprint(config, [], devices_of_pages=1)
     assert model_fingerprint(config, []) != model_fingerprint(config, [], devices_of_pages=2)
-
-
-def test_the_functional_api_says_that_an_engine_runs_it():
-    from rjax.functional import prepare
-    from rjax.models import load_model
-
-    model = load_model(SHARED_KV, dtype="float32", progress=False).model
-    with pytest.raises(InvalidConfigError, match=r"KV of different shapes.*use rjax\.LLM"):
-        prepare(model, max_context=32)
 
 
 def test_random_places_never_overlap():

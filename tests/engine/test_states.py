@@ -358,14 +358,6 @@ def test_states_for_sequences_remain():
     served.close()
 
 
-def test_functional_refuses_it():
-    from rjax import functional
-
-    loaded = load_model(FOLDER, dtype="float32", progress=False, max_length=LENGTH)
-    with pytest.raises(InvalidConfigError, match=r"use rjax\.LLM"):
-        functional.prepare(loaded.model, max_context=64, page_size=8)
-
-
 @pytest.mark.slow
 def test_devices_share_the_states():
     program = f"""

@@ -1,5 +1,8 @@
 """The single steps: prefill in chunks, fork, decode in a loop of the caller's, no room left."""
 
+import dataclasses
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 from rjax import functional
 from rjax.errors import InvalidConfigError
 from rjax.pallas_kernels.attention.plan.device import plan_on_device
+from tests.functional import families
 from tests.functional.programs import dense_logprobs, prepared, prompts
 
 
@@ -35,6 +39,9 @@ def test_pools_of_a_new_state_are_not_equal():
     state = empty(setup, 2, 4)
     for k_pages, v_pages in zip(state.k_pages, state.v_pages, strict=True):
         assert (k_pages != v_pages).all()
+    for layer in empty(families.prepared(families.HYBRIDS[0])[0], 2, 4).states:
+        for one, other in itertools.combinations(dataclasses.astuple(layer), 2):
+            assert one.shape != other.shape or (one != other).all()
 
 
 def test_a_prompt_in_chunks_equals_a_plain_forward_pass():

@@ -35,7 +35,7 @@ def state_bytes(model: ModelConfig, *, page_size: int, dtype: jnp.dtype) -> tupl
     linear = model.linear
     assert linear is not None
     shapes = [
-        _shapes(linear, num_states=n, num_slots=m, page_size=page_size, dtype=dtype)
+        layer_shapes(linear, num_states=n, num_slots=m, page_size=page_size, dtype=dtype)
         for n, m in ((1, 0), (0, 1))
     ]
     of_page, of_slot = (sum(linear.layers) * array_bytes(each) for each in shapes)
@@ -67,7 +67,7 @@ def _maker(
     dtype: jnp.dtype,
     mesh: Mesh,
 ) -> Callable[[], LayerStates]:
-    shapes = _shapes(
+    shapes = layer_shapes(
         linear, num_states=num_states, num_slots=num_slots, page_size=page_size, dtype=dtype
     )
     shardings = jax.tree.map(
@@ -108,7 +108,7 @@ def write_state(
     return written
 
 
-def _shapes(
+def layer_shapes(
     linear: LinearAttentionConfig,
     *,
     num_states: int,
