@@ -95,7 +95,8 @@ def rollout(
             or each, padded with -1.
         temperature: for all prompts or each; see ``sample``.
         top_k, top_p, min_p: see ``sample``.
-        rows: samples that run at once; None runs all.
+        rows: samples that run at once; None runs all. Layers with a state in place of KV keep one
+            for each row, and further ones for the prompts that are computed together.
         tail_rows: smaller numbers of rows. When no sample waits and so few run, the loop goes on
             with so few rows, whose steps are shorter. Each number is one more loop to compile.
             Results of GEMMs may then differ in rounding, as they do between numbers of ``rows``.
@@ -134,7 +135,7 @@ def rollout(
         samples=samples,
         page_size=setup.page_size,
         sample_pages=_sample_pages(setup, Z),
-        prompt_slots=0 if setup.config.linear is None else sizes.prompts,
+        prompt_slots=_prompt_slots(setup, sizes, samples),
     )
     drawing = Drawing(
         keys=keys,
@@ -166,6 +167,13 @@ def rollout(
 def _sample_pages(setup: Setup, new_tokens: int) -> int:
     """Most pages of one sample, besides those of its prompt."""
     return math.ceil((setup.page_size - 1 + new_tokens) / setup.page_size)
+
+
+def _prompt_slots(setup: Setup, sizes: LoopSizes, samples: int) -> int:
+    """Prompts whose states are kept at once: those computed together, if rows take so many."""
+    if setup.config.linear is None:
+        return 0
+    return min(sizes.prompts, math.ceil(sizes.rows[0] / samples))
 
 
 def _loop_sizes(

@@ -27,8 +27,9 @@ from tests.functional.families import (
 from tests.functional.programs import dense_logprobs, scored
 
 EACH = (GEMMA_4[0], HYBRIDS[0])
-# Few rows, few pages and, for the states of prompts, one slot.
-SCARCE: dict[str, Any] = {"rows": 5, "num_pages": 14, "max_num_batched_tokens": 24}
+# Few rows, one slot for the states of prompts, and so few pages that samples are preempted which
+# find the state of their prompt gone.
+SCARCE: dict[str, Any] = {"rows": 5, "num_pages": 9, "max_num_batched_tokens": 24}
 prefill = jax.jit(functional.prefill, static_argnums=0)
 decode = jax.jit(functional.decode, static_argnums=0)
 fork = jax.jit(functional.fork, static_argnums=0)
@@ -134,7 +135,8 @@ def test_log_likelihoods_have_their_gradient(name):
 
     total = jax.jit(total)
     slope = jax.jit(jax.grad(total))(1.0)
-    np.testing.assert_allclose(slope, (total(1.002) - total(0.998)) / 0.004, rtol=2e-2)
+    step = 2.5e-4  # float32 leaves little room between rounding and curvature
+    np.testing.assert_allclose(slope, (total(1 + step) - total(1 - step)) / (2 * step), rtol=3e-2)
 
 
 @pytest.mark.sample(1)

@@ -78,13 +78,14 @@ def check_slots(schedule, jobs):
 
 
 def simulate(jobs, wanted, *, rows, num_pages, refill_rows=2):
-    """Run all jobs, of ``wanted`` tokens each; tokens drawn in each step, and the starts by job.
+    """Run all jobs, of ``wanted`` tokens each: tokens drawn in each step, the starts by job, and
+    the prompts whose state alone was computed again.
 
     Of a state it keeps whose it is: each sample copies its own prompt's, into a slot of its own.
     """
     J, n = jobs.count, jobs.samples
     schedule = scheduler.new_schedule(jobs, rows=rows, num_pages=num_pages, table_pages=8)
-    drawn, started = [], np.zeros(J, int)
+    drawn, started, again = [], np.zeros(J, int), 0
     of_prompt, of_row = np.full(max(1, jobs.prompt_slots), -1), np.full(rows, -1)
     while not np.asarray(schedule.ended).all():
         while needs_prompts(schedule, jobs, refill_rows) or can_start(schedule, jobs, refill_rows):
@@ -99,6 +100,7 @@ def simulate(jobs, wanted, *, rows, num_pages, refill_rows=2):
                 np.testing.assert_array_equal(of_new[2], jobs.shared[new])
                 np.testing.assert_array_equal(of_new[3], ~before.computed[new])
                 assert not np.asarray(batch.length)[new.size :].any()
+                again += int((~of_new[3]).sum())
                 if schedule.states is not None:
                     kept = np.asarray(schedule.states.slot)
                     of_prompt[kept[kept >= 0]] = np.flatnonzero(kept >= 0)
@@ -141,7 +143,7 @@ def simulate(jobs, wanted, *, rows, num_pages, refill_rows=2):
         assert len(drawn) < 50 * J * S
     assert int(schedule.free.count) == num_pages
     assert int(schedule.running) == 0
-    return drawn, started
+    return drawn, started, again
 
 
 def wanted_of(rng, jobs):
@@ -154,7 +156,7 @@ def test_every_sample_runs_once_while_there_are_pages(seed):
     rng = np.random.default_rng(seed)
     jobs = make_jobs(rng, 5, 6)
     wanted = wanted_of(rng, jobs)
-    drawn, started = simulate(jobs, wanted, rows=7, num_pages=7 * 4 + 5 * 3)
+    drawn, started, _ = simulate(jobs, wanted, rows=7, num_pages=7 * 4 + 5 * 3)
     assert (started == 1).all()
     assert sum(drawn) == wanted.sum()
 
@@ -166,8 +168,9 @@ def test_states_of_few_prompts_serve_all(seed, prompt_slots):
     rng = np.random.default_rng(seed)
     jobs = make_jobs(rng, 9, 3, prompt_slots=prompt_slots)
     wanted = wanted_of(rng, jobs)
-    drawn, started = simulate(jobs, wanted, rows=8, num_pages=9 * 3 + 8 * 4, refill_rows=1)
+    drawn, started, again = simulate(jobs, wanted, rows=8, num_pages=9 * 3 + 8 * 4, refill_rows=1)
     assert (started == 1).all()
+    assert not again
     assert sum(drawn) == wanted.sum()
     assert drawn[0] == 8, "rows beyond the samples of the prompts with a slot run too"
 
@@ -180,7 +183,8 @@ def test_preempted_samples_start_again_and_all_end(num_pages, prompt_slots):
     jobs = make_jobs(rng, 5, 5, prompt_slots=prompt_slots)
     jobs = dataclasses.replace(jobs, max_tokens=jnp.full(25, 13, jnp.int32))
     wanted = rng.integers(8, 14, jobs.count)
-    drawn, started = simulate(jobs, wanted, rows=7, num_pages=num_pages)
+    drawn, started, again = simulate(jobs, wanted, rows=7, num_pages=num_pages)
+    assert (again > 0) == (prompt_slots > 0)
     assert started[0] == 1, "the oldest sample keeps its pages"
     assert started.min() == 1 < started.max()
     assert sum(drawn) > wanted.sum()
@@ -192,7 +196,7 @@ def test_rows_stay_occupied_while_samples_wait():
     jobs = make_jobs(rng, 8, 8)
     wanted = np.minimum(rng.geometric(0.3, jobs.count), 13)
     jobs = dataclasses.replace(jobs, max_tokens=jnp.full(64, 13, jnp.int32))
-    drawn, _ = simulate(jobs, wanted, rows=8, num_pages=8 * 4 + 8 * 3, refill_rows=1)
+    drawn, *_ = simulate(jobs, wanted, rows=8, num_pages=8 * 4 + 8 * 3, refill_rows=1)
     assert set(drawn[:-13]) == {8}, "the last samples may take 13 steps"
     assert len(drawn) <= wanted.sum() / 8 + 13
 
