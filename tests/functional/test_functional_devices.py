@@ -82,12 +82,40 @@ else:
 print("equal")
 """
 
+_FAMILIES = """
+import functools
+import jax, numpy as np
+from jax.sharding import Mesh
+from rjax import functional
+from rjax.models import load_model
+from tests.functional.families import LENGTH, MODELS, TOLERANCE, prompts
+
+keys = jax.random.split(jax.random.key(0), 4)
+for name in ("gemma4_g2_h16_inputs_shared_kv", "qwen3_next_r2_g3_tied_fused"):
+    found = []
+    for devices, rows in ((1, None), (2, 5)):
+        mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
+        options = {"dtype": "float32", "progress": False, "max_length": LENGTH, "mesh": mesh}
+        model = load_model(MODELS / name, **options).model
+        setup, weights = functional.prepare(
+            model, max_context=LENGTH, page_size=8, kv_split_size=16, relay="on", mesh=mesh
+        )
+        run = functools.partial(functional.rollout, setup, samples=3, max_new_tokens=6, rows=rows)
+        out = jax.jit(run)(weights, *prompts(), keys)
+        found.append(jax.tree.map(np.asarray, out))
+    one, two = found
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    np.testing.assert_allclose(one.logprobs, two.logprobs, atol=TOLERANCE)
+print("equal")
+"""
+
 
 @pytest.mark.slow
-def test_several_devices_give_the_tokens_of_one():
+@pytest.mark.parametrize("program", [_PROGRAM, _FAMILIES], ids=["splits", "families"])
+def test_several_devices_give_the_tokens_of_one(program):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
+        [sys.executable, "-c", program],
         cwd=ROOT,
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
