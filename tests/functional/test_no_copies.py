@@ -23,6 +23,7 @@ from rjax.worker.step.program import compile_step
 from rjax.worker.step.shape import StepShape
 from rjax.worker.step.state import StepState
 from tests.engine.tiny import make_engine, write_config
+from tests.functional import families
 from tests.functional.programs import CONFIG, prepared, prompts, tiny_model
 
 _OPERATION = re.compile(r"= (\w+)\[([\d,]*)\]\S* (copy|transpose)\(")
@@ -107,6 +108,16 @@ def test_a_decode_of_a_program_copies_neither_weights_nor_pages():
     step = functools.partial(functional.decode, setup)
     text = compiled_text(step, weights, state, jnp.zeros(12, jnp.int32))
     assert not set(moved(text)) & forbidden(weights)
+    assert aliased(text) == len(jax.tree.leaves(state))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [families.GEMMA_4[0], families.HYBRIDS[0]])
+def test_a_donated_state_of_differing_layers_is_written_in_place(name):
+    setup, weights = families.prepared(name)
+    state = functional.make_state(setup, batch=12, num_pages=PAGES, dtype=jnp.float32)
+    step = functools.partial(functional.decode, setup)
+    text = compiled_text(step, weights, state, jnp.zeros(12, jnp.int32))
     assert aliased(text) == len(jax.tree.leaves(state))
 
 
