@@ -14,7 +14,7 @@ from rjax.errors import InvalidConfigError
 from rjax.models import Decoder, ModelConfig, bytes_of_device
 from rjax.models.sharding import check_mesh, single_device_mesh
 from rjax.pallas_kernels.attention.plan.host import PlanShape, Sharing, choose_kv_split_size
-from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.backend import Backend, choose_backend, compute_capability
 from rjax.worker.cost_model import fitted_cost_model
 
 _MIN_KV_SPLITS = 8  # KV splits of one sequence of full length, if the page size allows
@@ -101,7 +101,8 @@ def prepare(
     Args:
         model: any model of ``rjax.models``; its arrays are not copied.
         max_context: most tokens of a sequence, prompt and output together.
-        page_size: tokens per page of the KV pool.
+        page_size: tokens per page of the KV pool. Hopper's kernels of gated delta nets take 64;
+            with other sizes those layers run in plain JAX.
         backend: "auto", "mosaic", "triton" or "xla".
         relay: "on" reads every shared prefix once per step, "off" once per row, "auto" once where
             the cost model expects a gain.
@@ -139,11 +140,10 @@ def prepare(
         ) from error
     device = mesh.devices.flat[0]
     dtype = model.dtype
-    capability = getattr(device, "compute_capability", None)
     chosen = choose_backend(
         backend,
         platform=device.platform,
-        compute_capability=None if capability is None else float(capability),
+        compute_capability=compute_capability(device),
         model=config,
         dtype=dtype,
         page_size=page_size,
