@@ -1,6 +1,8 @@
 """New weights in a running engine: its tokens are those of an engine that started with them."""
 
 import json
+import mmap
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -373,14 +375,25 @@ def test_an_engine_whose_devices_fail_half_way_is_of_no_use(engine, monkeypatch)
 
 
 @pytest.mark.thorough
-def test_many_updates_keep_no_memory(engine):
-    given = [weights(CONFIG, seed) for seed in (1, 2)]
-    right = []
-    for count in range(20):
+def test_two_hundred_updates_keep_no_memory(tmp_path):
+    large = CONFIG | {"hidden_size": 256, "intermediate_size": 1024}  # 7 MB
+    engine = make_engine(folder(tmp_path / "m", large), load_format="auto", num_pages=40)
+    given = [weights(large, seed) for seed in (1, 2)]
+    right, live, resident = [], [], []
+    for count in range(200):
         update(engine, given[count % 2])
         right.append(answers(engine))
+        counts = engine._blocks.counts()
+        assert counts.used == 0
+        live.append((len(jax.live_arrays()), sum(a.nbytes for a in jax.live_arrays())))
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE)
         if count == 1:
-            live, programs = len(jax.live_arrays()), engine._worker.num_compiled
-    assert len(jax.live_arrays()) == live
+            programs = engine._worker.num_compiled
+    assert set(live[1:]) == {live[1]}
     assert engine._worker.num_compiled == programs
-    assert right[0] != right[1] and right == right[:2] * 10
+    assert right[0] != right[1]
+    assert right == right[:2] * 100
+    one_copy = sum(tensor.nbytes for tensor in given[0].values())
+    assert resident[-1] - resident[50] < 10 * one_copy, "of 150 updates, none stays"
+    engine.reset_prefix_cache()
+    assert engine._blocks.counts().free == engine._worker.pool.num_pages
