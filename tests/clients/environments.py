@@ -29,8 +29,9 @@ class Client:
         name: of the package, of its file of pinned versions, and of its environment's folder.
         script: in ``scripts``, what the client does.
         light: installed in seconds, without torch.
-        torch: imports torch. Such a client runs on Python 3.11 and is installed by pip, so that
-            pip's own settings say where torch's CPU build is found; others on this Python, by uv.
+        torch: imports torch and not rjax. Such a client runs on Python 3.11 and is installed by
+            pip, so that pip's own settings say where torch's CPU build is found; others on this
+            Python, by uv.
         seconds: for its script, on a machine of 2 cores.
         is_library: runs rjax in its own process, from this checkout; its pinned versions include
             what rjax needs.
@@ -136,7 +137,7 @@ TRAINERS = {
         Client("trl", "use_trl.py", torch=True, seconds=600.0, stub="vllm_stub"),
         Client("google-tunix", "use_tunix.py", seconds=600.0, is_library=True),
         Client("skyrl", "use_skyrl.py", seconds=600.0, is_library=True, pins_all=True),
-        Client("verl", "use_verl.py", is_library=True, pins_all=True),
+        Client("verl", "use_verl.py", seconds=900.0, is_library=True),
     )
 }
 """Clients that give a server new weights."""

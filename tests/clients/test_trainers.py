@@ -15,7 +15,7 @@ TASKS = {
     "trl": ("grpo", "update", "async_trainer"),
     "google-tunix": ("rollout", "grpo"),
     "skyrl": ("sample",),
-    "verl": ("rollout",),
+    "verl": ("standalone", "hybrid"),
 }
 
 

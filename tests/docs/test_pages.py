@@ -28,7 +28,7 @@ PROGRAMS = frozenset(
         *("python", "python3", "python3.12", "ray"),
     )
 )
-OTHER_MODULES = frozenset(("pytest", "trl.scripts.grpo", "venv"))
+OTHER_MODULES = frozenset(("pytest", "trl.scripts.grpo", "venv", "verl.trainer.main_ppo"))
 """Programs and modules of others in shell blocks; their arguments are not checked."""
 
 BODIES = {

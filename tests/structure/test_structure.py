@@ -29,8 +29,8 @@ engine_channel
 api
 sampling_params
 rjax
-benchmarks chat examples integrations serve
-replicas
+benchmarks chat examples serve
+integrations replicas
 commands generate quantize
 __main__
 """
