@@ -72,6 +72,7 @@ CASES = [
     # parser, start of the answer, its parts, which of them are content
     ("qwen3", "undecided", ["<think>", "\nhm\n", "</think>", "Hi 🙂 é"], [3]),
     ("qwen3", "undecided", ["<think>", "hm", "</think>", "🙂!"], [3]),
+    ("gemma4", "undecided", ["<|channel>", "thought\n", "hm", "<channel|>", "Hi"], [4]),
     ("qwen3", "undecided", ["Hi ", "there"], [0, 1]),
     ("qwen3", "inside", ["hm", "</think>", "Hi"], [2]),
     ("qwen3", "outside", ["Hi", "</think>", "Hi"], [0, 1, 2]),

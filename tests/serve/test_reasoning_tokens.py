@@ -83,6 +83,7 @@ CASES = [
     ("qwen3", "undecided", ["Hi ", "<think>", "no", "</think>"], []),
     ("qwen3", "inside", ["hm so", "</think>", "Hi"], [0]),
     ("qwen3", "inside", ["<think>", "hm so", "</think>", "Hi"], [1]),
+    ("gemma4", "undecided", ["<|channel>", "thought\n", "hm so", "<channel|>", "Hi"], [2]),
     ("qwen3", "outside", ["hm so", "</think>", "Hi"], []),
     ("qwen3", "inside", ["hm, cut off \n"], [0]),
     ("qwen3", "inside", ["</think>", "Hi"], []),
@@ -140,10 +141,11 @@ def test_the_end_of_an_answer(special):
 PARTS = (
     *("<think>", "</think>", FIRST, "<|channel|>analysis<|message|>", "<|channel|>final"),
     *("<|message|>", "<|end|>", "hm", " so", "\n", " ", "é", "<", "</", "</think", "🙂"),
+    *("<|channel>", "thought\n", "thou", "<channel|>"),
 )
 STARTS = {
     "openai_gptoss": (FIRST, "", f"{FIRST}<|channel|>analysis<|message|>"),
-    **dict.fromkeys(("qwen3", "deepseek_r1"), ("inside", "undecided", "outside")),
+    **dict.fromkeys(("qwen3", "deepseek_r1", "gemma4"), ("inside", "undecided", "outside")),
 }
 
 
