@@ -24,7 +24,7 @@ class Embedding(nnx.Module):
         """Logits of all tokens, float32.
 
         On a GPU, one row is multiplied and summed by one fusion that reads the table once. XLA's
-        product without Triton first writes the whole table in float32, four times the time.
+        product without Triton first writes the whole table in float32.
         """
         given = hidden, self.weight[...]
         if hidden.shape[0] != 1:

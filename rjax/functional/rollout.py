@@ -170,7 +170,7 @@ def _sample_pages(setup: Setup, new_tokens: int) -> int:
 
 
 def _prompt_slots(setup: Setup, sizes: LoopSizes, samples: int) -> int:
-    """Prompts whose states are kept at once: those computed together, if rows take so many."""
+    """Number of prompts whose states are kept: of those computed together, as many as rows take."""
     if setup.config.linear is None:
         return 0
     return min(sizes.prompts, math.ceil(sizes.rows[0] / samples))

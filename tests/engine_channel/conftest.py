@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from rjax.api.async_engine import AsyncLLMEngine, QueueLimits
 from rjax.engine_channel.channel import EngineChannel
 from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.engine_channel.thread_channel import ThreadChannel
-from rjax.sampling import RequestOutputKind, SamplingParams
 
 from .stub_engine import StubEngine
 
@@ -84,28 +82,3 @@ def drive(side: Side, test: Test, **limits: Any) -> None:
         await asyncio.wait_for(test(engine), 120)
 
     asyncio.run(whole())
-
-
-def tokens(count: int, **more: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=count, **{"output_kind": RequestOutputKind.DELTA, **more})
-
-
-async def collect(engine: AsyncLLMEngine, prompt: list[int], params: SamplingParams) -> list[int]:
-    outputs = engine.generate(prompt, params)
-    return [token async for o in outputs for token in o.outputs[0].token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
-
-
-async def until_stuck(engine: AsyncLLMEngine) -> None:
-    """Until the engine gives no more signs of life, as in a step that does not end; an idle one
-    gives four a second."""
-    beat = None
-    while engine.channel.heartbeat != beat:
-        beat = engine.channel.heartbeat
-        await asyncio.sleep(0.5)

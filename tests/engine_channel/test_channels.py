@@ -20,8 +20,9 @@ from rjax.outputs import Logprob
 from rjax.sampling import RequestOutputKind, StructuredOutputsParams
 from rjax.structured.constraint import Constraint
 from rjax.structured.mask_request import MaskRequest
+from tests.engine_streams import collect, tokens, until, until_stuck
 
-from .conftest import Side, collect, drive, tokens, until, until_stuck
+from .conftest import Side, drive
 from .stub_engine import CRASH_OF_ADD, GRAMMAR, LOGPROBS, OVERLOADED, REFUSED
 
 

@@ -22,8 +22,9 @@ from rjax.engine_channel.messages import Abort, MessageError, MessageReader, Rep
 from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.errors import EngineDeadError, InvalidConfigError, OutOfMemoryError, OverloadedError
 from rjax.models import CheckpointError
+from tests.engine_streams import collect, tokens, until
 
-from .conftest import FACTORY, collect, tokens, until
+from .conftest import FACTORY
 from .stub_engine import CRASH_OF_STEP, NONSENSE
 
 SOON = 40.0  # seconds; the promise is two, and the machine may be busy

@@ -11,8 +11,9 @@ import pytest
 from rjax.engine_channel import weight_file
 from rjax.engine_channel.weight_file import WeightFile, read_weight_file
 from rjax.errors import InvalidWeightsError
+from tests.engine_streams import until
 
-from .conftest import Side, drive, until
+from .conftest import Side, drive
 
 ARRAYS = {
     "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),

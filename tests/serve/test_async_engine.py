@@ -16,6 +16,7 @@ from rjax.engine.protocol import Engine
 from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
+from tests.engine_streams import collect, tokens, until, until_stuck
 
 
 class CountingEngine(Engine):
@@ -94,32 +95,6 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         monkeypatch.setattr(async_engine, "time", clock)
 
     return ahead
-
-
-def tokens(count: int, **more: Any) -> SamplingParams:
-    """The engine here gives one token an output, which is DELTA."""
-    return SamplingParams(max_tokens=count, **{"output_kind": RequestOutputKind.DELTA, **more})
-
-
-async def collect(engine: AsyncLLMEngine, prompt: list[int], params: SamplingParams) -> list[int]:
-    outputs = engine.generate(prompt, params)
-    return [token async for o in outputs for token in o.outputs[0].token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
-
-
-async def until_stuck(engine: AsyncLLMEngine) -> None:
-    """Until the engine gives no more signs of life, as in a step that does not end; an idle one
-    gives four a second."""
-    beat = None
-    while engine.channel.heartbeat != beat:
-        beat = engine.channel.heartbeat
-        await asyncio.sleep(0.5)
 
 
 def test_streams_are_whole_and_the_loop_stays_free():

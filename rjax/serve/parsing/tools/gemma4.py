@@ -9,7 +9,7 @@ from typing import Any
 from rjax.serve.parsing.tools.bare_key_rules import BareKeyRules
 from rjax.serve.parsing.tools.base import Functions, ToolFormat
 from rjax.serve.parsing.tools.literals import DECODER
-from rjax.serve.parsing.tools.parser import MAX_HEAD, ToolCallParser
+from rjax.serve.parsing.tools.parser import ToolCallParser, WholeCallParser
 from rjax.serve.parsing.tools.values import argument_values
 from rjax.serve.protocol.requests import Tool
 from rjax.structured.lark import SpecialTokens
@@ -78,14 +78,16 @@ class BareKeyFormat(ToolFormat):
         return self.call_text("function_name", '{"argument_name": "value"}')
 
 
-class BareKeyCallParser(ToolCallParser):
-    """Reports a call when it is complete: only then it is known to be valid.
+class BareKeyCallParser(WholeCallParser):
+    """Finds the end of a call by its brackets outside of strings.
 
     Args:
         fmt: tool-call format of the model.
         names: functions that may be called.
         sign: replaces tags in a text by their signs.
     """
+
+    head, head_begin = _HEAD, _HEAD_BEGIN
 
     def __init__(
         self, fmt: BareKeyFormat, names: Container[str], sign: Callable[[str], str] = str
@@ -108,29 +110,8 @@ class BareKeyCallParser(ToolCallParser):
         self._restart()
         return super()._open(at, lead)
 
-    def _call(self, ended: bool) -> bool:
-        """State: a possible call."""
-        head = _HEAD.match(self._buffer, 0, MAX_HEAD)
-        if head is None:
-            text = self._buffer[:MAX_HEAD]
-            if ended or len(text) == MAX_HEAD or not _HEAD_BEGIN.fullmatch(text):
-                return self._reject()
-            return False
-        if not self._may_call(head.group(1)):
-            return self._reject()
-        stop = self._closing(head.end() - 1)
-        if stop is None:
-            return self._reject() if ended else False
-        arguments = self._arguments(self._buffer[head.end() - 1 : stop])
-        if arguments is None:
-            return self._reject()
-        self._emit(head.group(1), arguments)
-        self._buffer = self._buffer[stop:]
-        self._state = self._closing_tag
-        return True
-
     def _closing(self, start: int) -> int | None:
-        """Index after the bracket that closes the arguments; None if it has not come."""
+        """See `WholeCallParser`."""
         at = max(start, self._searched)
         for found in self._marks.finditer(self._buffer, at):
             mark, at = found.group(), found.end()
@@ -145,7 +126,7 @@ class BareKeyCallParser(ToolCallParser):
         return None
 
     def _arguments(self, text: str) -> str | None:
-        """The arguments as JSON; None if they are malformed."""
+        """See `WholeCallParser`."""
         pieces: list[str] = []
         for part in self._parts.finditer(text):
             if part["string"] is not None:

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import re
 import secrets
 from collections.abc import Callable, Container, Iterable
 
@@ -228,6 +229,49 @@ class ToolCallParser(abc.ABC):
         """Continue the last call."""
         if text:
             self._pieces.append(CallDelta(self.num_calls - 1, text))
+
+
+class WholeCallParser(ToolCallParser):
+    """Reports a call when it is complete: only then it is known to be valid.
+
+    Attributes:
+        head: matches a call's start; its group is the function's name, its end an open bracket.
+        head_begin: matches what may become a head.
+    """
+
+    head: re.Pattern[str]
+    head_begin: re.Pattern[str]
+
+    @abc.abstractmethod
+    def _closing(self, start: int) -> int | None:
+        """Index in the buffer after the bracket that closes the one at ``start``; None if it has
+        not come."""
+
+    @abc.abstractmethod
+    def _arguments(self, text: str) -> str | None:
+        """The arguments as JSON, given with their brackets; None if they are malformed."""
+
+    def _call(self, ended: bool) -> bool:
+        """State: a possible call."""
+        head = self.head.match(self._buffer, 0, MAX_HEAD)
+        if head is None:
+            text = self._buffer[:MAX_HEAD]
+            if ended or len(text) == MAX_HEAD or not self.head_begin.fullmatch(text):
+                return self._reject()
+            return False
+        if not self._may_call(head.group(1)):
+            return self._reject()
+        start = head.end() - 1
+        stop = self._closing(start)
+        if stop is None:
+            return self._reject() if ended else False
+        arguments = self._arguments(self._buffer[start:stop])
+        if arguments is None:
+            return self._reject()
+        self._emit(head.group(1), arguments)
+        self._buffer = self._buffer[stop:]
+        self._state = self._closing_tag
+        return True
 
 
 def new_call_id() -> str:

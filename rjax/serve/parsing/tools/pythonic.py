@@ -10,7 +10,7 @@ from rjax.serve.parsing.tools.base import Functions, ToolFormat
 from rjax.serve.parsing.tools.brackets import BracketScanner
 from rjax.serve.parsing.tools.literals import DECODER, literals_as_json
 from rjax.serve.parsing.tools.parameter_schema import NOTES, ParameterSchema
-from rjax.serve.parsing.tools.parser import MAX_HEAD, ToolCallParser
+from rjax.serve.parsing.tools.parser import ToolCallParser, WholeCallParser
 from rjax.serve.parsing.tools.values import argument_values
 from rjax.serve.protocol.requests import Tool
 from rjax.structured.lark import SpecialTokens, quoted
@@ -123,14 +123,16 @@ def _words(schema: Any) -> list[str]:
     return ["True", "False"] * ("boolean" in kinds) + ["None"] * ("null" in kinds)
 
 
-class PythonicCallParser(ToolCallParser):
-    """Reports a call when it is complete: only then it is known to be valid.
+class PythonicCallParser(WholeCallParser):
+    """Finds the end of a call by its brackets, as Python has them.
 
     Args:
         fmt: tool-call format of the model.
         names: functions that may be called.
         sign: replaces tags in a text by their signs.
     """
+
+    head, head_begin = _HEAD, _HEAD_BEGIN
 
     def __init__(
         self, fmt: PythonicFormat, names: Container[str], sign: Callable[[str], str] = str
@@ -144,28 +146,18 @@ class PythonicCallParser(ToolCallParser):
         self._searched, self._scanner = 0, self._new_scanner()
         return super()._open(at, lead)
 
-    def _call(self, ended: bool) -> bool:
-        """State: a possible call."""
-        head = _HEAD.match(self._buffer, 0, MAX_HEAD)
-        if head is None:
-            text = self._buffer[:MAX_HEAD]
-            if ended or len(text) == MAX_HEAD or not _HEAD_BEGIN.fullmatch(text):
-                return self._reject()
-            return False
-        if not self._may_call(head.group(1)):
-            return self._reject()
-        stop = self._scanner.closing(self._buffer[self._searched :], 0)
+    def _closing(self, start: int) -> int | None:
+        """See `WholeCallParser`."""
+        at = max(start, self._searched)
+        stop = self._scanner.closing(self._buffer[at:], 0)
         if stop is None:
             self._searched = len(self._buffer)
-            return self._reject() if ended else False
-        stop += self._searched
-        arguments = _arguments(self._buffer[head.end() : stop - 1])
-        if arguments is None:
-            return self._reject()
-        self._emit(head.group(1), arguments)
-        self._buffer = self._buffer[stop:]
-        self._state = self._between
-        return True
+            return None
+        return at + stop
+
+    def _arguments(self, text: str) -> str | None:
+        """See `WholeCallParser`."""
+        return _arguments(text[1:-1])
 
     def _after(self, ended: bool) -> bool:
         """State: white space and a tag after the list."""
