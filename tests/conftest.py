@@ -21,8 +21,9 @@ quick_compilation.set_flags()
 os.environ.setdefault("PJRT_NPROC", "16")
 
 # An example may be the first to compile, or meet a busy machine: there are no deadlines.
-hypothesis.settings.register_profile("thorough", deadline=None)  # --hypothesis-profile thorough
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("thorough", deadline=None)  # --hypothesis-profile thorough
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("quick")
 
 type_checks.install()
