@@ -86,7 +86,7 @@ class EngineSleepingError(RjaxError):
 
 
 class EnginePausedError(RjaxError):
-    """The engine is paused, and the call would wait for it without end."""
+    """The engine is paused, or waits to update its weights; the call would wait without end."""
 
 
 class EngineDeadError(RjaxError):

@@ -284,8 +284,8 @@ class LLM(Scoring, UpdatesWeights, PausableLLM):
             cache_salt: only requests with the same salt are served from it.
 
         Raises:
-            InvalidRequestError, InvalidConfigError, OutOfMemoryError: see the engine's
-                `add_prefix`.
+            InvalidRequestError, InvalidConfigError, OutOfMemoryError, EngineSleepingError,
+                EnginePausedError: see the engine's `add_prefix`.
         """
         self._prompts.add(name, prefix, cache_salt)
 

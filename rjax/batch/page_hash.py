@@ -26,7 +26,11 @@ def versioned_key(root: bytes, version: int) -> bytes:
 
 
 def kept_key(root: bytes) -> bytes:
-    """The root key of chains whose KV is of older weights too."""
+    """The root key, after an update of the weights, of chains that go on from KV of before.
+
+    Chains that began with different weights keep different roots, so that a request never finds KV
+    of weights from before its start.
+    """
     return hashlib.sha256(b"kept" + root).digest()
 
 

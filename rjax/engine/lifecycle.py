@@ -165,6 +165,11 @@ class EngineLifecycle(Closable):
         self._check_awake()
         if self.is_paused():
             raise EnginePausedError("the engine is paused and computes nothing; call resume first")
+        if self._scheduler.holds_new:
+            raise EnginePausedError(
+                "an update of the weights waits for the running requests, and nothing new is "
+                "computed before its end; call again when finish_weight_update has returned"
+            )
 
     @abc.abstractmethod
     def abort_request(self, request_id: str) -> None: ...

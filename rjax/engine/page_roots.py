@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from rjax.batch.page_hash import kept_key, salted_key, versioned_key
+from rjax.batch.page_hash import salted_key, versioned_key
 
 
 @dataclasses.dataclass(slots=True)
@@ -21,7 +21,3 @@ class PageRoots:
         """The root of the chains of a cache salt, or of those without one."""
         root = versioned_key(self.identity, self.weights_version)
         return root if salt is None else salted_key(root, salt)
-
-    def of_kept(self, salt: str | None) -> bytes:
-        """The root of the chains of running requests that keep the KV of older weights."""
-        return kept_key(self.of(salt))

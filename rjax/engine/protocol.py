@@ -99,6 +99,8 @@ class PrefixEngine(Protocol):
             InvalidRequestError: a bad name or salt, too many tokens, or ids out of range.
             InvalidConfigError: the engine was made without a prefix cache.
             OutOfMemoryError: the rest of the pool would not hold a sequence of full length.
+            EngineSleepingError, EnginePausedError: it sleeps or is paused, or an update of the
+                weights waits for running requests.
         """
         ...
 
@@ -119,6 +121,7 @@ class PrefixEngine(Protocol):
 
         Raises:
             InvalidRequestError: there is no prefix of this name, or the file cannot be written.
+            EngineSleepingError, EnginePausedError: as `add_prefix`, for a prefix without KV.
         """
         ...
 

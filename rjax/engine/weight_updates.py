@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, get_args, no_type_check
 
+from rjax.batch.page_hash import kept_key
 from rjax.engine.kv_events.event_stream import KvEventStream
 from rjax.engine.live_requests import LiveRequests
 from rjax.engine.named_prefixes import NamedPrefixes
@@ -183,9 +184,9 @@ class WeightUpdates:
         self._kv_events.add_root(self._roots.of(None))
         self._scheduler.blocks.forget_all()  # and the states behind them
         for name, request in self._live.by_id.items():
-            kept, salt = name in running, request.cache_salt
-            root = self._roots.of_kept(salt) if kept else self._roots.of(salt)
+            new = None if name in running else self._roots.of(request.cache_salt)
             for sequence in request.sequences:
+                root = new or kept_key(sequence.hashes.parent(0))
                 self._scheduler.registrar.start_chain(sequence, root)
             for completion in request.completions:
                 completion.new_weights(self.version)

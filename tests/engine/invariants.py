@@ -171,7 +171,8 @@ def _check_windows(engine: LLMEngine, s: Sequence) -> None:
 def _check_sharing(engine: LLMEngine) -> None:
     """What two requests hold is known to the tree, and under one salt.
 
-    An update of the weights forgets the pages that are not full, of requests that it lets run too.
+    Of the pages of requests that an update of the weights lets run, only full ones are known
+    afterwards, and one of several with the same tokens.
     """
     holders = defaultdict(set)
     roots = defaultdict(set)
@@ -180,8 +181,8 @@ def _check_sharing(engine: LLMEngine) -> None:
         for page in held_pages(s):
             holders[page].add(s.request_id)
             roots[page].add(s.hashes.parent(0))
-        if s.hashes.parent(0) == engine._roots.of_kept(engine._requests[s.request_id].cache_salt):
-            kept.update(held_pages(s, s.num_registered))
+        if s.hashes.parent(0) != engine._roots.of(engine._requests[s.request_id].cache_salt):
+            kept.update(held_pages(s))
     for prefix in engine.prefixes():
         for page in prefix.pages:
             holders[page].add(prefix)

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from rjax.engine.named_prefixes import SHARED_PREFIX
 from rjax.engine.protocol import KeepAs
-from rjax.errors import EngineDeadError, InvalidWeightsError
+from rjax.errors import EngineDeadError, EnginePausedError, InvalidWeightsError
 from rjax.models import config_from_dict
 from rjax.sampling import RequestOutputKind, SamplingParams
 from tests.models.trainers import checkpoint, maxtext
@@ -257,6 +257,49 @@ def test_an_update_waits_for_running_requests_and_starts_no_others(engine):
     while engine.has_unfinished_requests():
         outputs += engine.step()
     assert outputs[-1].outputs[0].weights_versions == [1] * 6
+
+
+def test_a_request_finds_no_kv_from_before_its_start(engine):
+    def sequence(name):
+        return engine._requests[name].sequences[0]
+
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    for version, name in enumerate(("first", "second", "third")):
+        if version:
+            update(engine, weights(CONFIG, 1 + version % 2), mode="keep")
+        engine.add_request(name, PREFIX, params)
+        engine.step()
+    old = {page for name in ("first", "second") for page in sequence(name).pages[0]}
+    engine._scheduler.preempt(sequence("second"), may_swap=False)
+    engine._scheduler.preempt(sequence("third"), may_swap=False)
+    while not (sequence("second").pages and sequence("third").pages):
+        engine.step()
+        check(engine)
+    assert not old & set(sequence("third").pages[0])
+    assert not set(sequence("first").pages[0]) & set(sequence("second").pages[0])
+    assert run(engine, []).keys() == {"first", "second", "third"}
+
+
+def test_no_prefix_is_computed_while_an_update_waits(engine, tmp_path):
+    engine.add_prefix("unloaded", [9] * 10)
+    update(engine, weights(CONFIG, 1))
+    engine.add_request(*requests(6)[0])
+    engine.step()
+    engine.start_weight_update()
+    engine.add_weights(weights(CONFIG, 2))
+    assert engine.try_finish_weight_update("wait") is None
+    for call in (
+        lambda: engine.add_prefix("new", PREFIX),
+        lambda: engine.set_shared_prefix(PREFIX),
+        lambda: engine.save_prefix("unloaded", tmp_path / "saved"),
+    ):
+        with pytest.raises(EnginePausedError, match="an update of the weights waits"):
+            call()
+    assert engine.finish_weight_update("wait") == 2
+    engine.add_prefix("new", PREFIX)
+    engine.save_prefix("unloaded", tmp_path / "saved")
+    assert all(prefix.pages for prefix in engine.prefixes())
+    assert list(run(engine, [])) == ["0"]
 
 
 @pytest.mark.thorough

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from rjax import LLM, AsyncLLM
-from rjax.errors import EngineClosedError, InvalidWeightsError
+from rjax.errors import EngineClosedError, EnginePausedError, InvalidWeightsError
 from rjax.models import config_from_dict
 from rjax.sampling import SamplingParams
 from tests.models.trainers import checkpoint, tunix
+from tests.slow_steps import slow_steps
 
 from .conftest import TINY_OPTIONS
 
@@ -101,3 +102,27 @@ def test_an_async_llm(process, tiny_folder, config):
             assert (await last(llm)).token_ids == first.token_ids
 
     asyncio.run(whole())
+
+
+def test_a_prefix_while_an_update_waits(tiny_folder, config):
+    """It is refused: the engine would wait for the prefix, and the prefix for the update."""
+
+    async def add_until(done, llm):
+        while not done():
+            await llm.add_prefix("brief", [1, 2, 3])
+            await asyncio.sleep(0.01)
+
+    async def whole():
+        async with AsyncLLM(str(tiny_folder), engine_process=False, **TINY_OPTIONS) as llm:
+            outputs = llm.generate(PROMPT, PARAMS)
+            await anext(outputs)
+            with slow_steps(llm._engine, 0.1):
+                update = asyncio.create_task(llm.update_weights(weights(config, 1)))
+                with pytest.raises(EnginePausedError, match="an update of the weights waits"):
+                    await add_until(update.done, llm)
+            assert await update == 1
+            await llm.add_prefix("brief", [1, 2, 3])
+            assert [output async for output in outputs][-1].finished
+            assert await llm.prefixes() == ["brief"]
+
+    asyncio.run(asyncio.wait_for(whole(), 120))
