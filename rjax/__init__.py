@@ -7,9 +7,11 @@ so that ``import rjax`` alone stays quick.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rjax.vllm.modules import install as _find_modules_of_vllm
+
 if TYPE_CHECKING:
-    from rjax.api.async_engine import AsyncLLMEngine
     from rjax.api.async_llm import AsyncLLM
+    from rjax.api.async_llm import AsyncLLM as AsyncLLMEngine  # an alias, as in vLLM
     from rjax.api.beam_search import BeamSearchParams
     from rjax.api.llm import LLM
     from rjax.api.llm_engine import LLMEngine
@@ -62,7 +64,7 @@ _HOME = {
     "LLM": "rjax.api.llm",
     "LLMEngine": "rjax.api.llm_engine",
     "AsyncLLM": "rjax.api.async_llm",
-    "AsyncLLMEngine": "rjax.api.async_engine",
+    "AsyncLLMEngine": "rjax.api.async_llm:AsyncLLM",
     "BeamSearchParams": "rjax.api.beam_search",
     "EngineConfig": "rjax.config",
     **dict.fromkeys(("AsyncEngineArgs", "EngineArgs"), "rjax.engine.arg_utils"),
@@ -83,11 +85,14 @@ _HOME = {
     ),
 }
 
+_find_modules_of_vllm()
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'rjax' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    home, _, other = _HOME[name].partition(":")
+    return getattr(importlib.import_module(home), other or name)
 
 
 def __dir__() -> list[str]:

@@ -28,7 +28,13 @@ from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.errors import EngineClosedError, InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
-from rjax.vllm.names import ARGUMENTS, RESET_ARGUMENTS, missing_attribute, refuse_arguments
+from rjax.vllm.names import (
+    ARGUMENTS,
+    ENGINE_ARGUMENTS,
+    RESET_ARGUMENTS,
+    missing_attribute,
+    refuse_arguments,
+)
 
 _NO_LIMITS = QueueLimits(
     sequences=sys.maxsize,
@@ -128,8 +134,15 @@ class AsyncLLM(UpdatesWeightsAsync):
             raise missing_attribute(self, name)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> "AsyncLLM":
-        """An AsyncLLM with these options."""
+    def from_engine_args(
+        cls, engine_args: EngineArgs, usage_context: object = None, **vllm: Any
+    ) -> "AsyncLLM":
+        """An AsyncLLM with these options. ``usage_context`` has no effect: no usage is reported.
+
+        Raises:
+            InvalidRequestError: another argument of vLLM asks for something.
+        """
+        refuse_arguments("AsyncLLM.from_engine_args", vllm, ENGINE_ARGUMENTS)
         return cls(**dataclasses.asdict(engine_args))
 
     async def generate(
@@ -285,6 +298,19 @@ class AsyncLLM(UpdatesWeightsAsync):
         """End a pause."""
         await self._ensure_started()
         await self._served.lifecycle.resume()
+
+    async def pause_generation(
+        self, *, mode: RunningMode = "abort", clear_cache: bool = False
+    ) -> None:
+        """`pause` under vLLM's name. ``clear_cache`` clears the prefix cache too; new weights need
+        no clearing, since KV of other weights is never used."""
+        await self.pause(mode)
+        if clear_cache:
+            await self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """`resume` under vLLM's name."""
+        await self.resume()
 
     async def is_paused(self) -> bool:
         """Whether the engine is paused, or sleeps."""

@@ -109,12 +109,14 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
         "adapters are not supported; merge them into the weights",
     ),
     (
-        "--speculative-config -sc --speculative-model --num-speculative-tokens",
+        "--speculative-config -sc --speculative-model --num-speculative-tokens --spec-method "
+        "--spec-model --spec-tokens",
         "speculative decoding is not supported; --num-decode-steps helps small batches",
     ),
     (
         "--limit-mm-per-prompt --mm-processor-kwargs --allowed-local-media-path "
-        "--allowed-media-domains --media-io-kwargs --interleave-mm-strings --enable-prompt-embeds",
+        "--allowed-media-domains --media-io-kwargs --interleave-mm-strings --enable-prompt-embeds "
+        "--enable-mm-embeds --mm-processor-cache-gb",
         "models take text only",
     ),
     (
@@ -154,6 +156,10 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
         "scrape /metrics with Prometheus",
     ),
     ("--profiler-config", "profile with jax.profiler"),
+    (
+        "--weight-transfer-config",
+        "'rjax serve --enable-weight-updates' and LLM.update_weights take new weights",
+    ),
     ("--shutdown-timeout", "use --drain-seconds"),
     ("--config", "give the options on the command line"),
 )
@@ -195,13 +201,16 @@ OPTION_NO_OPS: dict[str, str] = {
     "disable_custom_all_reduce": "XLA makes the collectives",
     "disable_log_stats": "nothing is logged; LLM.stats() has the figures",
     "distributed_executor_backend": "one process drives all devices of a host",
+    "enable_log_requests": "nothing is logged",
     "generation_config": "the defaults are those of the model's generation_config.json",
     "guided_decoding_backend": "llguidance compiles every grammar",
+    "language_model_only": "models take text only",
     "max_parallel_loading_workers": "weights are read in parallel anyway",
-    "runner": "every supported model generates",
+    "runner": "every supported model generates, and none pools",
     "scheduling_policy": "requests run by their priority, then in the order of arrival",
+    "served_model_name": "only a server's model has a name; see 'rjax serve'",
     "structured_outputs_config": "llguidance compiles every grammar",
-    "task": "every supported model generates",
+    "task": "every supported model generates, and none pools",
     "tokenizer_mode": "the files of the tokenizer decide",
     "use_tqdm_on_load": "use_tqdm shows or hides all progress bars",
 }
@@ -269,6 +278,7 @@ def _is_off(name: str, value: object) -> bool:
 def _instead(name: str) -> str | None:
     """What takes the place of an option of vLLM's Python classes; None for other names."""
     if name in _ALLOWED:
-        return f"give one of {', '.join(map(repr, _ALLOWED[name]))}, or leave it out"
+        allowed = ", ".join(map(repr, _ALLOWED[name]))
+        return f"{OPTION_NO_OPS[name]}; give one of {allowed}, or leave it out"
     text = INSTEAD.get("--" + name.replace("_", "-"))
     return text and _of_options(text)

@@ -28,6 +28,7 @@ from rjax.models.families.multimodal_models import MULTIMODAL
 from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.serve.loading.service_builder import _cache_figures
 from rjax.serve.telemetry.metrics import Metrics
+from rjax.vllm.modules import HOMES, MISSING
 from rjax.vllm.names import (
     ARGUMENTS,
     BEAM_FIELDS,
@@ -159,7 +160,7 @@ def vllm_names_refused() -> str:
         "`BeamSearchParams`": BEAM_FIELDS,
         "`generate`, `chat`, `beam_search`": ARGUMENTS,
         "`reset_prefix_cache`": RESET_ARGUMENTS,
-        "`LLMEngine.from_engine_args`": ENGINE_ARGUMENTS,
+        "`from_engine_args`": ENGINE_ARGUMENTS,
         "a prompt's keys": PROMPT_KEYS,
         "methods of `LLM` and `AsyncLLM`": METHODS,
     }
@@ -170,6 +171,22 @@ def vllm_names_refused() -> str:
             names.setdefault(why, []).append(f"`{name}`")
         rows += [[part, ", ".join(same), why] for why, same in names.items()]
     return table(["of", "name", "instead"], rows)
+
+
+def vllm_modules() -> str:
+    """Modules of vLLM from which scripts can import, and the names there."""
+    rows = [
+        [f"`rjax.{module}`", ", ".join(f"`{n}`" for n in names)] for module, names in HOMES.items()
+    ]
+    return table(["module", "names"], rows)
+
+
+def vllm_modules_missing() -> str:
+    """Modules of vLLM that rjax lacks, and what takes their place."""
+    modules: dict[str, list[str]] = {}
+    for module, why in MISSING.items():
+        modules.setdefault(why, []).append(f"`vllm.{module}`")
+    return table(["modules", "instead"], [[", ".join(same), why] for why, same in modules.items()])
 
 
 def vllm_option_no_ops() -> str:
@@ -244,6 +261,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
         vllm_names,
         vllm_no_ops,
         vllm_names_refused,
+        vllm_modules,
+        vllm_modules_missing,
         vllm_option_no_ops,
         vllm_instead,
         metrics,

@@ -9,6 +9,7 @@ import pytest
 from rjax.api.async_llm import AsyncLLM
 from rjax.api.llm import LLM
 from rjax.errors import EnginePausedError, EngineSleepingError, InvalidRequestError
+from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 
 from .conftest import TINY_OPTIONS
@@ -119,11 +120,14 @@ def test_sleep_with_a_system_prompt_and_streams(tiny_llm: LLM) -> None:
 
 
 async def _lives(llm: AsyncLLM) -> None:
-    async def ask(prompt: str) -> list[int]:
+    async def answer(prompt: str) -> RequestOutput:
         final = PARAMS.clone()
         final.output_kind = RequestOutputKind.FINAL_ONLY
         (output,) = [o async for o in llm.generate(prompt, final)]
-        return output.outputs[0].token_ids
+        return output
+
+    async def ask(prompt: str) -> list[int]:
+        return (await answer(prompt)).outputs[0].token_ids
 
     wanted = [await ask(prompt) for prompt in PROMPTS]
     for mode in ("wait", "keep"):
@@ -146,6 +150,12 @@ async def _lives(llm: AsyncLLM) -> None:
     assert await llm.is_sleeping()
     await llm.wake_up(["kv_cache"])
     assert [await ask(prompt) for prompt in PROMPTS] == wanted
+    await ask(SYSTEM)
+    for clear in (False, True):
+        await llm.pause_generation(mode="keep", clear_cache=clear)
+        assert await llm.is_paused()
+        await llm.resume_generation()
+        assert bool((await answer(SYSTEM)).num_cached_tokens) is not clear
     long = SamplingParams(max_tokens=400, seed=5, ignore_eos=True)
     stream = llm.generate(PROMPTS[0], long)
     await anext(stream)

@@ -3,8 +3,10 @@
 import argparse
 import asyncio
 import dataclasses
-import importlib
+import importlib.util
 import warnings
+import weakref
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from rjax import (
     LLM,
     AsyncEngineArgs,
     AsyncLLM,
+    AsyncLLMEngine,
     BeamSearchParams,
     EngineArgs,
     SamplingParams,
@@ -26,6 +29,7 @@ from rjax.lora.request import LoRARequest
 from rjax.outputs import CompletionOutput
 from rjax.sampling_params import GuidedDecodingParams
 from rjax.utils.argparse_utils import FlexibleArgumentParser
+from rjax.vllm.modules import HOMES, MISSING, cleanup_dist_env_and_memory
 from rjax.vllm.names import (
     ARGUMENTS,
     METHODS,
@@ -55,6 +59,12 @@ def llm():
         ("engine.arg_utils", "EngineArgs AsyncEngineArgs"),
         ("lora.request", "LoRARequest"),
         ("utils", "FlexibleArgumentParser"),
+        ("engine.async_llm_engine", "AsyncLLMEngine"),
+        ("entrypoints.llm", "LLM"),
+        ("v1.engine.async_llm", "AsyncLLM"),
+        ("v1.engine.llm_engine", "LLMEngine"),
+        ("v1.core.kv_cache_utils", "ExternalBlockHash"),
+        ("distributed", "cleanup_dist_env_and_memory"),
     ],
 )
 def test_a_name_is_where_vllm_has_it_and_one_object(module, names):
@@ -63,6 +73,43 @@ def test_a_name_is_where_vllm_has_it_and_one_object(module, names):
         assert hasattr(found, name)
         if name in rjax.__all__:
             assert getattr(found, name) is getattr(rjax, name)
+
+
+def test_an_async_engine_is_an_async_llm():
+    assert rjax.AsyncLLMEngine is AsyncLLM
+
+
+@pytest.mark.parametrize("name", sorted(MISSING))
+def test_a_module_that_is_missing_says_why(name):
+    with pytest.raises(ModuleNotFoundError, match=f"^rjax has no module {name}.*: ") as found:
+        importlib.import_module(f"rjax.{name}.part")
+    assert found.value.args[0].endswith(MISSING[name])
+
+
+def test_other_modules_are_errors_as_ever():
+    for name in ("rjax.nothing", "rjax.v1.nothing", "rjax.v1.engine.nothing", "rjaxes.v1"):
+        with pytest.raises(ModuleNotFoundError, match=r"^No module named"):
+            importlib.import_module(name)
+    with pytest.raises(ImportError, match="cannot import name 'AsyncLM'"):
+        from rjax.v1.engine.async_llm import AsyncLM  # noqa: F401  # pyright: ignore
+
+
+def test_modules_that_are_files_come_first():
+    for name in HOMES:
+        assert not (Path(rjax.__file__).parent / f"{name.replace('.', '/')}.py").exists()
+    assert importlib.util.find_spec("rjax.utils.argparse_utils").origin.endswith(".py")  # pyright: ignore
+
+
+def test_memory_that_nothing_refers_to_is_freed():
+    class Held:
+        pass
+
+    held = Held()
+    held.itself = held  # pyright: ignore[reportAttributeAccessIssue]
+    seen = weakref.ref(held)
+    del held
+    cleanup_dist_env_and_memory()
+    assert seen() is None
 
 
 def test_prompts_of_typed_dicts():
@@ -86,6 +133,13 @@ def test_a_field_of_sampling_params_that_is_missing_says_why(name):
     with pytest.raises(InvalidRequestError, match=f"SamplingParams has no {name}: "):
         SamplingParams(**{name: "on"})
     assert SamplingParams(**{name: None}) == SamplingParams()
+
+
+def test_values_that_ask_for_what_happens_anyway_are_accepted():
+    given = {"skip_clone": True, "stream_interval": 1, "prompt_logprob_start": 0}
+    assert SamplingParams(**given) == SamplingParams()  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequestError, match="num_decode_steps of the engine"):
+        SamplingParams(stream_interval=2)  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("name", sorted(STRUCTURED_FIELDS))
@@ -237,6 +291,15 @@ def test_requests_keep_the_values_that_they_were_given():
         for output in stream:
             tokens[output.prompt_index] += len(output.outputs[0].token_ids)
     assert tokens == [3, 3]
+
+
+def test_an_async_llm_from_engine_args():
+    args = AsyncEngineArgs(max_model_len=64, max_num_seqs=2, num_pages=8, warmup="off")
+    made = AsyncLLMEngine.from_engine_args(args, usage_context="API", start_engine_loop=True)
+    made.shutdown()
+    for given in ({"stat_loggers": [print]}, {"start_engine_loop": "no"}):
+        with pytest.raises(InvalidRequestError, match=r"AsyncLLM\.from_engine_args has no "):
+            AsyncLLM.from_engine_args(args, **given)
 
 
 def test_an_llm_from_engine_args():

@@ -54,6 +54,12 @@ def test_what_is_off_is_accepted(options: dict[str, Any]) -> None:
         ({"disable_cascade_attn": True}, "use enable_relay_attention off"),
         ({"kv_cache_memory_bytes": 9}, r"use num_pages \(pages of page_size tokens\)"),
         ({"limit_mm_per_prompt": {"image": 1}}, "models take text only"),
+        ({"mm_processor_cache_gb": 4}, "models take text only"),
+        (
+            {"weight_transfer_config": {"backend": "nccl"}},
+            "'rjax serve --enable-weight-updates' and",
+        ),
+        ({"runner": "pooling"}, "none pools; give one of 'auto', 'generate', or leave it out"),
         ({"task": "embed"}, "give one of 'auto', 'generate', or leave it out"),
         ({"tokenizer_mode": "mistral"}, "give one of 'auto', 'hf', 'slow'"),
     ],
