@@ -106,6 +106,19 @@ def test_an_unknown_flag_is_told_the_meaning_of_the_nearest(capsys):
     assert said in capsys.readouterr().err
 
 
+def test_a_models_folder_is_a_name_of_it_unless_names_are_given(tmp_path):
+    folder = str(tmp_path / "llama")
+    (tmp_path / "llama").mkdir()
+    for given, names, kept in (
+        ([folder], ("llama",), folder),
+        ([folder, "--served-model-name", "a"], ("a",), None),
+        (["org/llama"], ("org/llama",), None),
+        ([], ("tables",), None),
+    ):
+        config = serve.serve_config(PARSERS["serve"].parse_args(given), ServeLimits())
+        assert (config.names, config.folder) == (names, kept)
+
+
 def test_flags_of_the_server(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("third-key\n")

@@ -177,14 +177,15 @@ def test_a_traceback_is_logged_once_a_minute(monkeypatch):
 
 @pytest.mark.thorough
 def test_a_model_has_several_names(folder):
-    with live_server(make_engine(folder), model="first", aliases=("second",)) as server:
+    names = {"model": "first", "aliases": ("second",), "folder": "/data/third"}
+    with live_server(make_engine(folder), **names) as server:
         url = server.url + "/v1"
         assert [m["id"] for m in httpx2.get(url + "/models", timeout=60).json()["data"]] == [
             "first",
             "second",
         ]
         assert httpx2.get(url + "/models/second", timeout=60).json()["id"] == "second"
-        for name in ("first", "second"):
+        for name in ("first", "second", "/data/third"):
             body = {"model": name, "prompt": "a", "max_tokens": 1}
             assert (
                 httpx2.post(url + "/completions", json=body, timeout=60).json()["model"] == "first"

@@ -262,11 +262,13 @@ def serve_config(arguments: argparse.Namespace, limits: ServeLimits) -> ServeCon
         InvalidConfigError: a name is blank, a key file or an option for browsers is not valid, or
             harmony's tool calls have another reasoning parser.
     """
-    own = _model_name(getattr(arguments, "model", None))
+    given = getattr(arguments, "model", None)
+    own = _model_name(given)
     model, *aliases = _served_names(arguments, own)
     return ServeConfig(
         model=model,
         aliases=tuple(aliases),
+        folder=None if own == given or arguments.served_model_name else given,
         root=own,
         keys=tuple([*arguments.api_key, *_keys_of(arguments, "api_key_file")]),
         enable_weight_updates=arguments.enable_weight_updates,
@@ -279,7 +281,7 @@ def serve_config(arguments: argparse.Namespace, limits: ServeLimits) -> ServeCon
         strict_fields=arguments.strict_fields,
         literal_json_schemas=arguments.literal_json_schemas,
         return_tokens_as_token_ids=arguments.return_tokens_as_token_ids,
-        bundled=getattr(arguments, "model", None) is None,
+        bundled=given is None,
     )
 
 

@@ -165,7 +165,7 @@ class Service:
         Raises:
             ApiError: 404.
         """
-        if name is not None and name not in self.config.names:
+        if name is not None and name not in (*self.config.names, self.config.folder):
             raise ApiError(
                 404,
                 f"no model {name[:100]!r} here; the one served is {self.model!r}",

@@ -15,6 +15,8 @@ class ServeConfig:
     Attributes:
         model: name of the model in requests and responses.
         aliases: other names of the model in requests.
+        folder: the model's folder as it was given, which requests may name too, as with vLLM; no
+            response has it.
         root: the model's own name; None is ``model``.
         created: start time of the server, in seconds since 1970; None takes the time when the
             service is built.
@@ -48,6 +50,7 @@ class ServeConfig:
 
     model: str
     aliases: tuple[str, ...] = ()
+    folder: str | None = None
     root: str | None = None
     created: int | None = None
     keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
