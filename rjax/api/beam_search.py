@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, no_type_check
 
+from rjax.api.progress import Progress
 from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
@@ -225,6 +226,9 @@ def run_beam_search(
     params: BeamSearchParams,
     name: str,
     step: Callable[[], list[RequestOutput]] | None = None,
+    *,
+    priorities: Sequence[int] | None = None,
+    progress: Progress | None = None,
 ) -> "list[BeamSearchOutput]":
     """Search for every prompt at once.
 
@@ -235,6 +239,8 @@ def run_beam_search(
         name: unique prefix of the request ids.
         step: steps the engine and returns the outputs of these requests; ``engine.step`` by
             default.
+        priorities: priority of each prompt; None is 0 for all.
+        progress: bar that counts the prompts.
 
     Returns:
         One output per prompt. Its ``outputs`` are the beams, best first; ``cumulative_logprob`` is
@@ -263,10 +269,25 @@ def run_beam_search(
         for b, beam in enumerate(searches[i].running):
             request_id = f"{name}-{i}-{len(beam.tokens)}-{b}"
             tokens = [*prompts[i], *beam.tokens]
-            engine.add_request(request_id, tokens, searches[i].sampling_params())
+            given = {"priority": priorities[i]} if priorities else {}
+            engine.add_request(request_id, tokens, searches[i].sampling_params(), **given)
             waiting[request_id] = i, b
 
     cached: dict[int, int] = {}
+    found: dict[int, BeamSearchOutput] = {}
+
+    def end(i: int) -> None:
+        found[i] = BeamSearchOutput(
+            request_id=f"{name}-{i}",
+            prompt=None,
+            prompt_token_ids=list(prompts[i]),
+            outputs=_outputs(searches[i], ends, engine.tokenizer),
+            finished=True,
+            num_cached_tokens=cached[i],
+        )
+        if progress:
+            progress.count(found[i])
+
     try:
         for i in range(len(prompts)):
             start(i)
@@ -283,21 +304,11 @@ def run_beam_search(
                 if len(answers[i]) == len(searches[i].running):
                     searches[i].advance([answers[i][n] for n in range(len(answers[i]))])
                     answers[i] = {}
-                    start(i)
+                    (start if searches[i].running else end)(i)
     finally:
         for request_id in waiting:
             engine.abort_request(request_id)
-    return [
-        BeamSearchOutput(
-            request_id=f"{name}-{i}",
-            prompt=None,
-            prompt_token_ids=list(prompt),
-            outputs=_outputs(search, ends, engine.tokenizer),
-            finished=True,
-            num_cached_tokens=cached[i],
-        )
-        for i, (prompt, search) in enumerate(zip(prompts, searches, strict=True))
-    ]
+    return [found[i] for i in range(len(prompts))]
 
 
 def _outputs(search: BeamSearch, ends: frozenset[int], tokenizer: Any) -> list[CompletionOutput]:

@@ -9,6 +9,7 @@ from rjax.api.beam_search import BeamSearchOutput, BeamSearchParams, run_beam_se
 from rjax.api.output_stream import OutputStream
 from rjax.api.pausable_llm import PausableLLM
 from rjax.api.prefixed_prompts import PrefixedPrompts
+from rjax.api.progress import Progress
 from rjax.api.prompts import Prompt, encode_conversations, raise_first_refusal, split_prompts
 from rjax.api.request_runner import (
     NewRequest,
@@ -16,6 +17,7 @@ from rjax.api.request_runner import (
     default_sampling_params,
     new_requests,
     params_per_prompt,
+    priorities_of,
 )
 from rjax.api.scoring import Scoring
 from rjax.api.weight_updates import UpdatesWeights
@@ -336,14 +338,20 @@ class LLM(Scoring, UpdatesWeights, PausableLLM):
 
     @synchronized
     def beam_search(
-        self, prompts: Any, params: BeamSearchParams | None = None, **vllm: Any
+        self,
+        prompts: Any,
+        params: BeamSearchParams | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
+        priority: int | Sequence[int] | None = None,
+        **vllm: Any,
     ) -> list[BeamSearchOutput]:
         """The most likely continuations of each prompt, best first, by beam search.
 
         Args:
             prompts: prompts as in `generate`; a configured system prompt is put in front of texts.
             params: parameters of the search.
-            vllm: see `generate`.
+            use_tqdm, priority, vllm: see `generate`.
 
         Raises:
             InvalidRequestError: a prompt cannot be served, or the parameters exceed the engine's
@@ -357,7 +365,19 @@ class LLM(Scoring, UpdatesWeights, PausableLLM):
             assert isinstance(prompt, Prompt) and prompt.token_ids is not None
             rows.append(prompt.token_ids)
         name, step = f"beams{self._runner.new_id()}", self._runner.step
-        outputs = run_beam_search(self.engine, rows, params or BeamSearchParams(), name, step)
+        progress = Progress(use_tqdm, len(rows))
+        try:
+            outputs = run_beam_search(
+                self.engine,
+                rows,
+                params or BeamSearchParams(),
+                name,
+                step,
+                priorities=priorities_of(priority, len(rows)),
+                progress=progress,
+            )
+        finally:
+            progress.close()
         for prompt, output in zip(found, outputs, strict=True):
             assert isinstance(prompt, Prompt)
             output.prompt = prompt.text

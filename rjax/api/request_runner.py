@@ -240,16 +240,25 @@ def new_requests(
         InvalidRequestError: the only prompt is refused, or the number of priorities differs from
             that of the prompts.
     """
-    count = len(prompts)
-    order = [priority or 0] * count if isinstance(priority, int | None) else priority
+    order = priorities_of(priority, len(prompts))
+    if len(prompts) == 1:
+        raise_first_refusal(prompts)
+    more = {name: value for name, value in options.items() if value is not None}
+    return [NewRequest(*each, more) for each in zip(prompts, every, order, strict=True)]
+
+
+def priorities_of(given: int | Sequence[int] | None, count: int) -> Sequence[int]:
+    """The priority of each of ``count`` prompts, of one for all or one for each; None is 0.
+
+    Raises:
+        InvalidRequestError: their number differs from that of the prompts.
+    """
+    order = [given or 0] * count if isinstance(given, int | None) else given
     if len(order) != count:
         raise InvalidRequestError(
             f"{len(order)} priorities for {count} prompts; give one per prompt"
         )
-    if count == 1:
-        raise_first_refusal(prompts)
-    more = {name: value for name, value in options.items() if value is not None}
-    return [NewRequest(*each, more) for each in zip(prompts, every, order, strict=True)]
+    return order
 
 
 def params_per_prompt(

@@ -143,3 +143,36 @@ def test_a_saved_text_of_another_layout_is_refused(folder, llm, tmp_path):
     named = later.engine.prefixes()[0]  # a caller that makes tokens itself is served all the same
     ids = [*named.token_ids, 9]
     assert later.generate([ids], GREEDY, use_tqdm=False)[0].num_cached_tokens == len(ids) - 1
+
+
+def test_a_beam_search_takes_priorities_and_a_bar(llm, monkeypatch):
+    bars, priorities = [], set()
+
+    class Bar:
+        def __init__(self, total: int, **given: object) -> None:
+            self.total, self.done, self.open, self.postfix = total, 0, True, ""
+            bars.append(self)
+
+        def update(self, count: int) -> None:
+            self.done += count
+
+        def close(self) -> None:
+            self.open = False
+
+    add_request = llm.engine.add_request
+
+    def add(request_id: str, tokens: list[int], params: SamplingParams, **given: int) -> None:
+        priorities.add((request_id.split("-")[1], given["priority"]))
+        add_request(request_id, tokens, params, **given)
+
+    params = BeamSearchParams(beam_width=2, max_tokens=3)
+    wanted = llm.beam_search(USERS, params)
+    monkeypatch.setattr(llm.engine, "add_request", add)
+    order = [5 - i for i in range(len(USERS))]
+    found = llm.beam_search(USERS, params, use_tqdm=Bar, priority=order)
+    assert [o.outputs for o in found] == [o.outputs for o in wanted]
+    assert priorities == {(str(i), given) for i, given in enumerate(order)}
+    [bar] = bars
+    assert (bar.total, bar.done, bar.open) == (len(USERS), len(USERS), False)
+    with pytest.raises(InvalidRequestError, match="1 priorities for"):
+        llm.beam_search(USERS, params, priority=[1])
