@@ -68,6 +68,7 @@ _HOME = {
     "BeamSearchParams": "rjax.api.beam_search",
     "EngineConfig": "rjax.config",
     **dict.fromkeys(("AsyncEngineArgs", "EngineArgs"), "rjax.engine.arg_utils"),
+    "PoolingParams": "rjax.vllm.names",
     **dict.fromkeys(("PromptType", "TextPrompt", "TokensPrompt"), "rjax.inputs"),
     "SamplingParams": "rjax.sampling",
     "RequestOutputKind": "rjax.sampling",

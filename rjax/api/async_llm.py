@@ -353,10 +353,15 @@ class AsyncLLM(UpdatesWeightsAsync):
         if self._begin_closing():
             await asyncio.to_thread(self._end)
 
-    def shutdown(self) -> None:
-        """`close` without an event loop; blocks until the current step has ended."""
+    def shutdown(self, timeout: float | None = None) -> None:
+        """`close` without an event loop; blocks until the current step has ended, for at most
+        ``timeout`` seconds, by default a minute.
+
+        Raises:
+            RuntimeError: the step takes longer; the memory is not freed.
+        """
         if self._begin_closing():
-            self._end()
+            self._end(_STOP_SECONDS if timeout is None else timeout)
 
     async def __aenter__(self) -> "AsyncLLM":
         await self._ensure_started()
@@ -430,10 +435,10 @@ class AsyncLLM(UpdatesWeightsAsync):
         self._served.fail_all(EngineClosedError("this AsyncLLM was closed; make a new one"))
         return True
 
-    def _end(self) -> None:
+    def _end(self, seconds: float = _STOP_SECONDS) -> None:
         self._served.channel.end()
         self._texts.shutdown()
-        if not self._served.channel.join(_STOP_SECONDS):
-            raise RuntimeError(f"the engine's step took over {_STOP_SECONDS:g} seconds; not freed")
+        if not self._served.channel.join(seconds):
+            raise RuntimeError(f"the engine's step took over {seconds:g} seconds; not freed")
         if self._owned is not None:
             self._owned.close()

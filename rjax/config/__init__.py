@@ -6,6 +6,8 @@
 - `sampling_limits`: the limits of a request's sampling parameters.
 """
 
+from typing import Any
+
 from rjax.config.engine_config import (
     GROUPS,
     PAGE_SIZES,
@@ -19,6 +21,7 @@ from rjax.config.engine_config import (
     SchedulerSettings,
     Warmup,
 )
+from rjax.vllm.names import CONFIG_CLASSES, config_class
 
 __all__ = [
     "GROUPS",
@@ -33,3 +36,9 @@ __all__ = [
     "SchedulerSettings",
     "Warmup",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in CONFIG_CLASSES:
+        return config_class(name)
+    raise AttributeError(f"module 'rjax.config' has no attribute {name!r}")

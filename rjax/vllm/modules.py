@@ -19,11 +19,13 @@ HOMES: dict[str, dict[str, str]] = {
     "distributed": {"cleanup_dist_env_and_memory": "rjax.vllm.modules"},
     "engine.async_llm_engine": {"AsyncLLMEngine": "rjax"},
     "entrypoints.llm": {"LLM": "rjax"},
+    "logger": {"init_logger": "logging:getLogger"},
     "v1.core.kv_cache_utils": {"ExternalBlockHash": "rjax.engine.kv_events.wire_format"},
     "v1.engine.async_llm": {"AsyncLLM": "rjax"},
     "v1.engine.llm_engine": {"LLMEngine": "rjax"},
 }
-"""Modules of vLLM, without its name in front, with the rjax module that has each of their names."""
+"""Modules of vLLM, without its name in front, with the module that has each of their names, and its
+name there if it is another."""
 
 MISSING: dict[str, str] = {
     "assets": TEXT_ONLY,
@@ -33,7 +35,6 @@ MISSING: dict[str, str] = {
     "distributed.parallel_state": ONE_PROCESS,
     "distributed.weight_transfer": "LLM.update_weights takes a trainer's arrays",
     "envs": "options are arguments, not environment variables",
-    "logger": "use logging.getLogger",
     "model_executor": "the families of rjax.models take the place of vLLM's models",
     "multimodal": TEXT_ONLY,
     "platforms": "jax.devices() has the devices",
@@ -74,7 +75,8 @@ class VllmModules(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Put the names of `HOMES` into the module."""
         for name, home in HOMES.get(module.__name__.partition(".")[2], {}).items():
-            setattr(module, name, getattr(importlib.import_module(home), name))
+            place, _, other = home.partition(":")
+            setattr(module, name, getattr(importlib.import_module(place), other or name))
 
 
 def install() -> None:

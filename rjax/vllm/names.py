@@ -162,6 +162,30 @@ class Refused:
         raise InvalidRequestError(f"{type(self).__name__}: {self.reason}")
 
 
+class PoolingParams(Refused):
+    """The parameters of embedding and classifying in vLLM."""
+
+    reason = NO_POOLING
+
+
+CONFIG_CLASSES: dict[str, str] = {
+    "CompilationConfig": "use the options warmup and compilation_cache_dir",
+    "KVTransferConfig": "KV is sent to no other engine",
+    "PoolerConfig": NO_POOLING,
+    "ProfilerConfig": "profile with jax.profiler",
+    "StructuredOutputsConfig": "leave it out; llguidance compiles every grammar",
+    "VllmConfig": "rjax.config.EngineConfig has the options",
+    "WeightTransferConfig": "LLM.update_weights takes a trainer's arrays",
+}
+"""Classes of ``vllm.config``, which can be imported from `rjax.config` and not made."""
+
+
+@functools.cache
+def config_class(name: str) -> type[Refused]:
+    """One of `CONFIG_CLASSES`."""
+    return type(name, (Refused,), {"reason": CONFIG_CLASSES[name]})
+
+
 def is_off(value: object) -> bool:
     """Whether an argument's value asks for nothing."""
     return value is None or value is False or (isinstance(value, list | dict | tuple) and not value)

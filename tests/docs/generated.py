@@ -32,6 +32,7 @@ from rjax.vllm.modules import HOMES, MISSING
 from rjax.vllm.names import (
     ARGUMENTS,
     BEAM_FIELDS,
+    CONFIG_CLASSES,
     ENGINE_ARGUMENTS,
     METHODS,
     PROMPT_KEYS,
@@ -163,6 +164,7 @@ def vllm_names_refused() -> str:
         "`from_engine_args`": ENGINE_ARGUMENTS,
         "a prompt's keys": PROMPT_KEYS,
         "methods of `LLM` and `AsyncLLM`": METHODS,
+        "`vllm.config`; importing works": CONFIG_CLASSES,
     }
     rows = []
     for part, known in parts.items():

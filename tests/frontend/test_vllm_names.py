@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rjax
+import rjax.config
 from rjax import (
     LLM,
     AsyncEngineArgs,
@@ -32,11 +33,13 @@ from rjax.utils.argparse_utils import FlexibleArgumentParser
 from rjax.vllm.modules import HOMES, MISSING, cleanup_dist_env_and_memory
 from rjax.vllm.names import (
     ARGUMENTS,
+    CONFIG_CLASSES,
     METHODS,
     PROMPT_KEYS,
     RESET_ARGUMENTS,
     SAMPLING_FIELDS,
     STRUCTURED_FIELDS,
+    config_class,
 )
 
 from .fake_engine import FakeEngine
@@ -64,6 +67,7 @@ def llm():
         ("v1.engine.async_llm", "AsyncLLM"),
         ("v1.engine.llm_engine", "LLMEngine"),
         ("v1.core.kv_cache_utils", "ExternalBlockHash"),
+        ("logger", "init_logger"),
         ("distributed", "cleanup_dist_env_and_memory"),
     ],
 )
@@ -212,10 +216,20 @@ def test_other_attributes_are_errors_as_ever(llm):
     assert llm.llm_engine is llm.engine
 
 
-@pytest.mark.parametrize("kind", [LoRARequest, GuidedDecodingParams])
+@pytest.mark.parametrize(
+    "kind",
+    [LoRARequest, GuidedDecodingParams, rjax.PoolingParams, *map(config_class, CONFIG_CLASSES)],
+)
 def test_a_class_that_is_missing_can_be_imported_and_says_why(kind):
     with pytest.raises(InvalidRequestError, match=f"{kind.__name__}: "):
         kind("name", 1, "path")
+
+
+@pytest.mark.parametrize("name", CONFIG_CLASSES)
+def test_a_class_of_vllms_config_is_there(name):
+    assert getattr(rjax.config, name) is config_class(name)
+    assert config_class(name).__name__ == name
+    assert not hasattr(rjax.config, f"{name}s")
 
 
 def test_engine_args_are_the_options():
@@ -296,7 +310,7 @@ def test_requests_keep_the_values_that_they_were_given():
 def test_an_async_llm_from_engine_args():
     args = AsyncEngineArgs(max_model_len=64, max_num_seqs=2, num_pages=8, warmup="off")
     made = AsyncLLMEngine.from_engine_args(args, usage_context="API", start_engine_loop=True)
-    made.shutdown()
+    made.shutdown(timeout=30)
     for given in ({"stat_loggers": [print]}, {"start_engine_loop": "no"}):
         with pytest.raises(InvalidRequestError, match=r"AsyncLLM\.from_engine_args has no "):
             AsyncLLM.from_engine_args(args, **given)
