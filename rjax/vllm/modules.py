@@ -42,6 +42,8 @@ MISSING: dict[str, str] = {
     "tokenizers": "LLM.get_tokenizer gives the tokenizer",
     "transformers_utils": "LLM.get_tokenizer gives the tokenizer",
     "usage": "no usage is reported",
+    "utils.print_utils": NO_POOLING,
+    "utils.serial_utils": TEXT_ONLY,
     "utils": "rjax has its FlexibleArgumentParser alone",
     "v1.executor": ONE_PROCESS,
     "v1.metrics": STATS,

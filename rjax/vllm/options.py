@@ -155,6 +155,10 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
         "--otlp-traces-endpoint --collect-detailed-traces --kv-cache-metrics",
         "scrape /metrics with Prometheus",
     ),
+    (
+        "--enable-trace-replay",
+        "LLM.get_per_token_logps has the log-probabilities of given tokens",
+    ),
     ("--profiler-config", "profile with jax.profiler"),
     (
         "--weight-transfer-config",

@@ -170,7 +170,7 @@ def test_a_beam_search_takes_priorities_and_a_bar(llm, monkeypatch):
     monkeypatch.setattr(llm.engine, "add_request", add)
     order = [5 - i for i in range(len(USERS))]
     found = llm.beam_search(USERS, params, use_tqdm=Bar, priority=order)
-    assert [o.outputs for o in found] == [o.outputs for o in wanted]
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in wanted]
     assert priorities == {(str(i), given) for i, given in enumerate(order)}
     [bar] = bars
     assert (bar.total, bar.done, bar.open) == (len(USERS), len(USERS), False)
