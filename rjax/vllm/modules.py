@@ -39,6 +39,7 @@ MISSING: dict[str, str] = {
     "multimodal": TEXT_ONLY,
     "platforms": "jax.devices() has the devices",
     "pooling_params": NO_POOLING,
+    "renderers": "LLM.chat renders prompts, with chat_template",
     "tokenizers": "LLM.get_tokenizer gives the tokenizer",
     "transformers_utils": "LLM.get_tokenizer gives the tokenizer",
     "usage": "no usage is reported",
