@@ -1,6 +1,7 @@
 """New weights for an LLM, and for an AsyncLLM whose requests go on."""
 
 import asyncio
+import dataclasses
 import json
 
 import numpy as np
@@ -114,9 +115,9 @@ def test_a_prefix_while_an_update_waits(tiny_folder, config):
 
     async def whole():
         async with AsyncLLM(str(tiny_folder), engine_process=False, **TINY_OPTIONS) as llm:
-            outputs = llm.generate(PROMPT, PARAMS)
-            await anext(outputs)
             with slow_steps(llm._engine, 0.1):
+                outputs = llm.generate(PROMPT, dataclasses.replace(PARAMS, max_tokens=200))
+                await anext(outputs)
                 update = asyncio.create_task(llm.update_weights(weights(config, 1)))
                 with pytest.raises(EnginePausedError, match="an update of the weights waits"):
                     await add_until(update.done, llm)
