@@ -10,7 +10,7 @@ from rjax.sampling import RequestOutputKind, SamplingParams
 
 
 def tokens(count: int, **more: Any) -> SamplingParams:
-    """Of a request whose outputs have one token each, which is DELTA."""
+    """Parameters of a request that ends after ``count`` tokens and streams them."""
     return SamplingParams(max_tokens=count, **{"output_kind": RequestOutputKind.DELTA, **more})
 
 

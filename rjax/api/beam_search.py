@@ -269,8 +269,8 @@ def run_beam_search(
         for b, beam in enumerate(searches[i].running):
             request_id = f"{name}-{i}-{len(beam.tokens)}-{b}"
             tokens = [*prompts[i], *beam.tokens]
-            given = {"priority": priorities[i]} if priorities else {}
-            engine.add_request(request_id, tokens, searches[i].sampling_params(), **given)
+            sampling, priority = searches[i].sampling_params(), priorities[i] if priorities else 0
+            engine.add_request(request_id, tokens, sampling, priority=priority)
             waiting[request_id] = i, b
 
     cached: dict[int, int] = {}

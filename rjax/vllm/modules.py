@@ -20,7 +20,7 @@ HOMES: dict[str, dict[str, str]] = {
     "engine.async_llm_engine": {"AsyncLLMEngine": "rjax"},
     "entrypoints.llm": {"LLM": "rjax"},
     "logger": {"init_logger": "logging:getLogger"},
-    "v1.core.kv_cache_utils": {"ExternalBlockHash": "rjax.engine.kv_events.wire_format"},
+    "v1.core.kv_cache_utils": {"ExternalBlockHash": "rjax.vllm.modules"},
     "v1.engine.async_llm": {"AsyncLLM": "rjax"},
     "v1.engine.llm_engine": {"LLMEngine": "rjax"},
 }
@@ -37,7 +37,7 @@ MISSING: dict[str, str] = {
     "envs": "options are arguments, not environment variables",
     "model_executor": "the families of rjax.models take the place of vLLM's models",
     "multimodal": TEXT_ONLY,
-    "platforms": "jax.devices() has the devices",
+    "platforms": "jax.default_backend() names the platform",
     "pooling_params": NO_POOLING,
     "renderers": "LLM.chat renders prompts, with chat_template",
     "tokenizers": "LLM.get_tokenizer gives the tokenizer",
@@ -52,6 +52,9 @@ MISSING: dict[str, str] = {
     "v1.worker": ONE_PROCESS,
 }
 """Other modules and packages of vLLM, with what takes their place."""
+
+ExternalBlockHash = bytes | int
+"""Type of a page's hash in KV events, as vLLM's subscribers declare it; rjax sends bytes."""
 
 
 class VllmModules(MetaPathFinder, Loader):

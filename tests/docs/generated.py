@@ -164,7 +164,7 @@ def vllm_names_refused() -> str:
         "`from_engine_args`": ENGINE_ARGUMENTS,
         "a prompt's keys": PROMPT_KEYS,
         "methods of `LLM` and `AsyncLLM`": METHODS,
-        "`vllm.config`; importing works": CONFIG_CLASSES,
+        "classes of `vllm.config`": CONFIG_CLASSES,
     }
     rows = []
     for part, known in parts.items():

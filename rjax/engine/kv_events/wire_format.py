@@ -21,9 +21,6 @@ _OPTIONAL = ("extra_keys", "group_idx", "kv_cache_spec_kind")  # default None, l
 
 type EventFormat = Literal["map", "array"]
 
-ExternalBlockHash = bytes | int
-"""Type of a page's hash in an event, as vLLM's subscribers declare it; those of rjax are bytes."""
-
 
 def batch(
     events: Iterable[CacheEvent],
