@@ -201,6 +201,7 @@ def test_a_request_that_is_aborted_while_its_masks_are_made_is_not_added(side: S
         await until(lambda: "begin masks slow" in side.log())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        assert await collect(engine, [1], tokens(3)) == [0, 1, 2]  # the abort came before it
         side.set("mask_gate", on=False)
         await until(lambda: "masks slow inf" in side.log())
         await asyncio.sleep(0.1)
