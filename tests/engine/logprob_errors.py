@@ -74,8 +74,8 @@ def wanted(name: str) -> tuple[list[int], np.ndarray]:
     return tokens.tolist(), chosen - np.logaddexp.reduce(rows, axis=1)
 
 
-def make(name: str, dtype: str) -> LLMEngine:
-    """An engine over the model of a golden."""
+def make(name: str, dtype: str, **others: Any) -> LLMEngine:
+    """An engine over the model of a golden; ``others`` are options in place of those here."""
     options = {
         "model": str(TESTS / "golden" / CASES[name] / "models" / name),
         "skip_tokenizer_init": True,
@@ -87,6 +87,7 @@ def make(name: str, dtype: str) -> LLMEngine:
         "kv_split_size": 16,
         "use_tqdm": False,
         **DTYPES[dtype],
+        **others,
     }
     return build_engine(EngineConfig.from_options(options))
 
@@ -106,10 +107,10 @@ def by_decoding(engine: LLMEngine, tokens: list[int]) -> np.ndarray:
     raise AssertionError("the request did not finish")
 
 
-def measure(name: str, dtype: str) -> dict[str, dict[str, float]]:
+def measure(name: str, dtype: str, **others: Any) -> dict[str, dict[str, float]]:
     """Largest and mean absolute difference of the log-probabilities of both paths."""
     tokens, want = wanted(name)
-    engine = make(name, dtype)
+    engine = make(name, dtype, **others)
     with LLM.from_engine(engine) as llm:
         [prefill] = llm.get_per_token_logps([tokens[:PROMPT]], [tokens[PROMPT:]], use_tqdm=False)
     engine.reset_prefix_cache()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -97,14 +98,19 @@ NAMES = {
 TOLERANCE = 0.06  # of a logprob; bfloat16 keeps 8 bits, and these models have two layers
 
 
-def folder(root: Path, family: str) -> Path:
+def fields_of(family: str) -> dict[str, Any]:
+    """What config.json says."""
     fields = {"model_type": family, **_COMMON, **FAMILIES[family]}
     kind = fields["model_type"]
     fields["architectures"] = [f"{NAMES.get(kind, kind.capitalize())}ForCausalLM"]
     fields = {name: value for name, value in fields.items() if value is not None}
+    return fields | {"bos_token_id": 1, "eos_token_id": 2}
+
+
+def folder(root: Path, family: str) -> Path:
     path = root / family
     path.mkdir()
-    (path / "config.json").write_text(json.dumps(fields | {"bos_token_id": 1, "eos_token_id": 2}))
+    (path / "config.json").write_text(json.dumps(fields_of(family)))
     return path
 
 
