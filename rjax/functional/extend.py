@@ -87,6 +87,7 @@ def forward(
     lengths: Int[Array, " B"],
     slots: Int[Array, " B"],
     writes: Bool[Array, " B"] | None = None,
+    prefixes: Int[Array, " B"] | None = None,
 ) -> tuple[Decoder, Float[Array, "T D"], Caches]:
     """Run the first ``counts[b]`` tokens of each row, and write their KV into its pages.
 
@@ -97,11 +98,13 @@ def forward(
             continue that of the slot, or begin one where a row has no token before.
         writes: rows whose KV is written; that of the others is in their pages already. None writes
             all. States are of all tokens.
+        prefixes: of single tokens, the tokens at the beginning of each row's sequence that other
+            rows may share, in whole pages. None shares whole KV splits.
 
     Returns:
         The model, the hidden states of the T = B * Q tokens, and the caches.
     """
-    step = _step_input(setup, tokens, table, counts, lengths, slots, writes)
+    step = _step_input(setup, tokens, table, counts, lengths, slots, writes, prefixes)
     operations = PagedOperations(
         caches.k_pages,
         caches.v_pages,
@@ -148,6 +151,7 @@ def _step_input(
     lengths: Int[Array, " B"],
     slots: Int[Array, " B"],
     writes: Bool[Array, " B"] | None,
+    prefixes: Int[Array, " B"] | None,
 ) -> StepInput:
     """The batch as a ``StepInput`` of the engine's attention, without sampler slots."""
     B, Q = tokens.shape
@@ -162,8 +166,9 @@ def _step_input(
             counts,
             lengths,
             page_size=S,
-            shape=setup.plan_shape(B * Q, B, kind.window),
+            shape=setup.plan_shape(B * Q, B, kind.window, prefixes=prefixes is not None),
             sharing=setup.relay,
+            prefix_len=prefixes,
         )
         for kind in setup.groups.kinds
     ]

@@ -236,7 +236,8 @@ def _decode(setup: Setup, weights: Any, jobs: Jobs, drawing: Drawing, state: _St
     rows = schedule.rows
     prompt, count = jobs.prompt_of(rows.job), runs.astype(jnp.int32)
     length = rows.length + count
-    given = rows.token[:, None], rows.table, count, length, rows.slot, writes
+    prefix = jobs.shared[prompt] // setup.page_size * setup.page_size
+    given = rows.token[:, None], rows.table, count, length, rows.slot, writes, prefix
     model, hidden, caches = forward(setup, weights, state.caches, *given)
     number = length - jobs.lengths[prompt]  # of the drawn token in its sample
     keys = jax.vmap(jax.random.fold_in)(drawing.keys[prompt], rows.job % jobs.samples)

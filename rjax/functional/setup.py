@@ -14,6 +14,7 @@ from rjax.errors import InvalidConfigError
 from rjax.models import Decoder, ModelConfig, bytes_of_device
 from rjax.models.sharding import check_mesh, single_device_mesh
 from rjax.pallas_kernels.attention.plan.host import PlanShape, Sharing, choose_kv_split_size
+from rjax.pallas_kernels.attention.plan.splits import prefix_split_size
 from rjax.worker.backend import Backend, choose_backend, compute_capability
 from rjax.worker.cost_model import fitted_cost_model
 
@@ -34,7 +35,8 @@ class Setup:
         backend: the attention kernels.
         page_size: tokens per page, S.
         max_context: most tokens of a sequence, prompt and output together.
-        kv_split_size: tokens of a KV split. Only whole KV splits of a prefix are shared.
+        kv_split_size: tokens of a KV split. ``decode`` shares whole KV splits of a prefix, and
+            ``rollout`` all whole pages of a prompt.
         relay: which shared prefixes are read once (RelayAttention).
         mesh: devices over which the KV heads are sharded; a single device if the caller uses its
             own ``shard_map``.
@@ -62,10 +64,13 @@ class Setup:
         """(K, H) of each layer with KV of its own."""
         return tuple([self.config.layer_heads[i] for i in _layers_with_kv(self.config)])
 
-    def plan_shape(self, rows: int, seqs: int, window: int | None = None) -> PlanShape:
+    def plan_shape(
+        self, rows: int, seqs: int, window: int | None = None, *, prefixes: bool = False
+    ) -> PlanShape:
         """Shapes of the attention plan of a step with ``rows`` rows of ``seqs`` sequences.
 
         window: of the layers whose tuning it takes; the plan is of the whole context.
+        prefixes: whether the step says where the prefixes of its sequences end.
         """
         whole, tuned = (
             self.backend.plan_shape(
@@ -79,7 +84,17 @@ class Setup:
             )
             for of in (None, window)
         )
-        return dataclasses.replace(whole, tile_rows=tuned.tile_rows)
+        shape = dataclasses.replace(whole, tile_rows=tuned.tile_rows)
+        if not prefixes:
+            return shape
+        tokens = prefix_split_size(
+            rows,
+            self.max_context,
+            shape.tile_rows,
+            shape.kv_split_size,
+            self.backend.tuning.split_policy,
+        )
+        return dataclasses.replace(shape, prefix_split_size=tokens)
 
     @property
     def _whole(self) -> int:
@@ -107,7 +122,7 @@ def prepare(
         relay: "on" reads every shared prefix once per step, "off" once per row, "auto" once where
             the cost model expects a gain.
         kv_split_size: tokens of a KV split, a multiple of ``page_size``; None takes the backend's
-            tuned size. Prompts shorter than a KV split are not shared.
+            tuned size. ``decode`` shares whole KV splits only.
         mesh: mesh with an axis ``tensor``, over which the weights are sharded; None for one device,
             or inside the caller's own ``shard_map``.
 

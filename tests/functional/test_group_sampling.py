@@ -1,5 +1,6 @@
 """Group sampling: 64 samples for each of 8 prompts, as a reinforcement-learning trainer does it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 
 from rjax import functional
+from rjax.pallas_kernels.attention.plan.splits import SplitPolicy
 from tests.functional.programs import VOCAB, prepared, prompts, scored, tiny_model
 
 PROMPTS, SAMPLES, NEW = 8, 64, 12
@@ -67,6 +69,22 @@ def test_relay_changes_no_token(relay):
     on, other = rolled("on"), rolled(relay)
     np.testing.assert_array_equal(on.tokens, other.tokens)
     np.testing.assert_allclose(on.logprobs, other.logprobs, atol=1e-5)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("relay", ["on", "off"])
+def test_long_splits_of_prompts_change_no_token(relay):
+    """As on a GPU, where a prompt's KV is split more coarsely than that of samples."""
+    setup, weights = prepared(relay=relay, kv_split_size=8)
+    coarse = dataclasses.replace(setup.backend.tuning, split_policy=SplitPolicy(1, 1, 8))
+    setup = dataclasses.replace(setup, backend=dataclasses.replace(setup.backend, tuning=coarse))
+    assert setup.plan_shape(512, 512, prefixes=True).prefix_split_size == 64
+    run = functools.partial(
+        functional.rollout, setup, samples=SAMPLES, max_new_tokens=NEW, end_token=7
+    )
+    found = jax.jit(run)(weights, *prompts(PROMPTS), keys(1))
+    np.testing.assert_array_equal(found.tokens, rolled("on").tokens)
+    np.testing.assert_allclose(found.logprobs, rolled("on").logprobs, atol=1e-5)
 
 
 @pytest.mark.thorough

@@ -96,5 +96,6 @@ def test_nvidia_smi_shows_a_sleep_without_an_allocator_of_its_own(allocator):
     if allocator == "platform":
         assert found["awake"] - found["asleep"] > 0.95 * found["bytes"]
         assert found["again"] - found["asleep"] > 0.95 * found["bytes"]
-    else:  # JAX keeps what it has taken
-        assert found["awake"] == found["asleep"] == found["again"]
+    else:  # JAX keeps what it has taken, and the driver takes a little more
+        sizes = [found[when] for when in ("awake", "asleep", "again")]
+        assert max(sizes) - min(sizes) <= 16 * SLACK < found["bytes"] / 4

@@ -9,7 +9,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from rjax.pallas_kernels.attention.plan.host import CostModel, PlanShape, Sharing
@@ -24,6 +23,7 @@ def plan_on_device(
     page_size: int,
     shape: PlanShape,
     sharing: Sharing,
+    prefix_len: Int[Array, " B"] | None = None,
 ) -> AttentionPlan:
     """Plan the attention of B sequences with Q = shape.rows / B packed query rows each.
 
@@ -37,6 +37,10 @@ def plan_on_device(
         shape: ``shape.seqs`` is B and ``shape.rows`` a multiple of it; ``split_policy`` is None.
         sharing: which shared splits are read once, see ``plan_attention``. Only steps of one row a
             sequence share. A prompt chunk reads its own table, its rows in tiles.
+        prefix_len: tokens at the beginning of each sequence, in whole pages, at whose end it is
+            split, so that all of a shared prefix is read once. A row's splits then depend on its
+            prefix and its length, not on the other rows. Only of steps of one row a sequence, and
+            with ``shape.prefix_split_size``.
 
     Returns:
         A plan that covers each visible (row, token) pair once, like the host planner's.
@@ -56,8 +60,15 @@ def plan_on_device(
             f"{shape.kv_split_size} tokens does not fit {B} sequences in pages of {page_size}; "
             "rows must be a multiple of the sequences, and a split a multiple of the page"
         )
+    if (prefix_len is None) != (shape.prefix_split_size is None):
+        raise ValueError(
+            f"the shape splits prefixes at {shape.prefix_split_size} tokens and prefix_len is "
+            f"{'missing' if prefix_len is None else 'given'}; give both or none"
+        )
     if shape.rows == B:
-        return _plan_decode(page_table, query_len, context_len, page_size, shape, sharing)
+        split = _splits(shape, prefix_len)
+        return _plan_decode(page_table, query_len, context_len, page_size, shape, sharing, *split)
+    assert prefix_len is None
     return _plan_chunks(query_len, context_len, shape)
 
 
@@ -74,25 +85,41 @@ class _Candidates:
     kv_stop: Int[Array, " X"]
 
 
-def _plan_decode(page_table, query_len, context_len, page_size, shape, sharing) -> AttentionPlan:
+def _splits(shape: PlanShape, prefix_len: Int[Array, " B"] | None) -> tuple[Array, Array]:
+    """Begin and end of each split of each sequence, whatever its length: [J, B]."""
+    C, number = shape.kv_split_size, jnp.arange(shape.num_splits, dtype=jnp.int32)[:, None]
+    if prefix_len is None:
+        start = jnp.broadcast_to(number * C, (shape.num_splits, shape.seqs))
+        return start, start + C
+    assert shape.prefix_split_size is not None
+    of_prefix = -(-prefix_len // shape.prefix_split_size)
+    in_prefix, own = number < of_prefix, prefix_len + (number - of_prefix) * C
+    start = number * shape.prefix_split_size
+    end = jnp.minimum(start + shape.prefix_split_size, prefix_len)
+    return jnp.where(in_prefix, start, own), jnp.where(in_prefix, end, own + C)
+
+
+def _plan_decode(
+    page_table, query_len, context_len, page_size, shape, sharing, start, end
+) -> AttentionPlan:
     """Plan one row a sequence: neighbours with the same pages over a whole split share an item."""
-    B, C, R, J = shape.seqs, shape.kv_split_size, shape.tile_rows, shape.num_splits
-    starts = jnp.arange(J, dtype=jnp.int32)[:, None] * C
+    B, R, J = shape.seqs, shape.tile_rows, shape.num_splits
     row = jnp.broadcast_to(jnp.arange(B, dtype=jnp.int32), (J, B))
     length = jnp.where(query_len > 0, context_len, 0)
-    active = length > starts
+    active = length > start
     shared = jnp.zeros((J, B), bool)
     if sharing != "off" and B > 1:
-        full = length >= starts + C
-        last = np.minimum((np.arange(J) + 1) * C // page_size, page_table.shape[1]) - 1
-        ids = page_table[:, last].T
-        same = full[:, 1:] & full[:, :-1] & (ids[:, 1:] == ids[:, :-1])
+        last = jnp.clip(end // page_size - 1, 0, page_table.shape[1] - 1)
+        ids = jnp.take_along_axis(page_table.T, last, axis=0)
+        same = (length >= end)[:, 1:] & (length >= end)[:, :-1]
+        for each in (ids, start, end):
+            same &= each[:, 1:] == each[:, :-1]
         shared = shared.at[:, 1:].set(same)
     first, stop = _groups(shared, row)
     if isinstance(sharing, CostModel):
-        rows = stop - first
-        cost = -(-rows // R) * (sharing.multi_row_item + sharing.multi_row_token * C)
-        shared &= cost < rows * (sharing.single_row_item + sharing.single_row_token * C)
+        rows, tokens = stop - first, end - start
+        cost = -(-rows // R) * (sharing.multi_row_item + sharing.multi_row_token * tokens)
+        shared &= cost < rows * (sharing.single_row_item + sharing.single_row_token * tokens)
         first, stop = _groups(shared, row)
     multi_row = stop - first > 1
     place = row - first
@@ -102,12 +129,12 @@ def _plan_decode(page_table, query_len, context_len, page_size, shape, sharing) 
         row_start=row.ravel(),
         row_count=jnp.where(multi_row, jnp.minimum(R, stop - row), 1).ravel(),
         table_row=first.ravel(),
-        kv_start=jnp.broadcast_to(starts, (J, B)).ravel(),
-        kv_stop=jnp.minimum(starts + C, length).ravel(),
+        kv_start=start.ravel(),
+        kv_stop=jnp.minimum(end, length).ravel(),
     )
-    chosen = multi_row.ravel()
-    single_items, single_at = _compact(found, ~chosen, shape.single_row_capacity, 1, C)
-    multi_items, multi_at = _compact(found, chosen, shape.multi_row_capacity, R, C)
+    chosen, tokens = multi_row.ravel(), shape.max_item_tokens
+    single_items, single_at = _compact(found, ~chosen, shape.single_row_capacity, 1, tokens)
+    multi_items, multi_at = _compact(found, chosen, shape.multi_row_capacity, R, tokens)
     owner = row - jnp.where(multi_row, place % R, 0) + jnp.arange(J)[:, None] * B
     slot = jnp.where(
         multi_row,
@@ -163,18 +190,12 @@ def _compact(
     place = jnp.cumsum(keep, dtype=jnp.int32) - 1
     target = jnp.where(keep, place, capacity)
 
-    def packed(field: Int[Array, " X"]) -> Int[Array, " I"]:
-        return jnp.zeros(capacity, jnp.int32).at[target].set(field.astype(jnp.int32), mode="drop")
-
+    fields = (found.row_start, found.row_count, found.table_row, found.kv_start, found.kv_stop)
+    # One array, so that one scatter moves them all.
+    packed = jnp.zeros((len(fields), capacity), jnp.int32)
+    packed = packed.at[:, target].set(jnp.stack(fields).astype(jnp.int32), mode="drop")
     items = WorkList(
-        row_start=packed(found.row_start),
-        row_count=packed(found.row_count),
-        table_row=packed(found.table_row),
-        kv_start=packed(found.kv_start),
-        kv_stop=packed(found.kv_stop),
-        num_items=jnp.sum(keep, dtype=jnp.int32),
-        tile_rows=tile_rows,
-        tile_tokens=tile_tokens,
+        *packed, jnp.sum(keep, dtype=jnp.int32), tile_rows=tile_rows, tile_tokens=tile_tokens
     )
     return items, place
 

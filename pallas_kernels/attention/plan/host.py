@@ -79,6 +79,9 @@ class PlanShape:
             multiple of ``kv_split_size``.
         window: sliding window of the layers that the plan serves, in tokens; None for full
             attention. No item reads a split that is outside the windows of all its rows.
+        prefix_split_size: of the device planner, for sequences with prefixes: each is split at
+            multiples of this many tokens up to the end of its prefix, and from there at multiples
+            of ``kv_split_size``.
     """
 
     rows: int
@@ -88,15 +91,19 @@ class PlanShape:
     kv_split_size: int
     split_policy: SplitPolicy | None = None
     window: int | None = None
+    prefix_split_size: int | None = None
 
     @property
     def num_splits(self) -> int:
         """KV splits of the longest sequence."""
-        return math.ceil(self.max_context / self.kv_split_size)
+        at_end_of_prefix = self.prefix_split_size is not None
+        return math.ceil(self.max_context / self.kv_split_size) + at_end_of_prefix
 
     @property
     def max_partials(self) -> int:
         """Capacity for the partial results of one row."""
+        if self.prefix_split_size is not None:
+            return self.num_splits
         splits = self.splits_of_row(self.kv_split_size)
         return splits if self.split_policy is None else min(splits, MAX_PARTIAL_RESULTS)
 
@@ -108,7 +115,9 @@ class PlanShape:
     @property
     def max_item_tokens(self) -> int:
         """Most KV tokens of an item."""
-        return self.kv_split_size * (1 if self.split_policy is None else self.num_splits)
+        if self.split_policy is not None:
+            return self.kv_split_size * self.num_splits
+        return max(self.kv_split_size, self.prefix_split_size or 0)
 
     @property
     def single_row_capacity(self) -> int:
@@ -182,7 +191,7 @@ def plan_attention(
     """
     tokens = shape.kv_split_size
     assert tokens % page_size == 0 and shape.seqs >= context_len.size
-    assert query_start[-1] <= shape.rows
+    assert query_start[-1] <= shape.rows and shape.prefix_split_size is None
     tables = page_table if page_table.ndim == 3 else page_table[None]
     if table_rows is None:
         table_rows = np.arange(context_len.size)

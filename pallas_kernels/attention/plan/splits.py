@@ -103,6 +103,23 @@ def coalesce_multi_row(
     return spans.coalesced(factor * tokens)
 
 
+def prefix_split_size(
+    rows: int, max_context: int, tile_rows: int, tokens: int, split_policy: SplitPolicy | None
+) -> int:
+    """Tokens of a split of a prefix, for a plan whose splits do not depend on the batch.
+
+    Takes the largest power of two of ``tokens`` that ``MAX_COALESCED_SPLITS`` allows and that
+    leaves twice ``min_multi_row_items`` items where all rows share ``max_context`` tokens.
+    """
+    if split_policy is None:
+        return tokens
+    splits, factor = math.ceil(max_context / tokens), 1
+    items, least = math.ceil(rows / tile_rows) * splits, 2 * split_policy.min_multi_row_items
+    while 2 * factor <= min(splits, MAX_COALESCED_SPLITS) and items >= 2 * factor * least:
+        factor *= 2
+    return factor * tokens
+
+
 def coalesce_single_row(
     spans: Spans,
     tokens: int,
