@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32, Key
 
 from rjax.sampling.processing import finite
-from rjax.sampling.sampler import gumbel_noise
+from rjax.sampling.sampler import gumbel_argmax
 from rjax.sampling.truncation import truncate
 
 
@@ -48,7 +48,7 @@ def sample(
         top_p: keep the smallest set of most likely tokens with this much probability; 1 keeps all.
         min_p: keep tokens with at least this fraction of the highest probability; 0 keeps all.
     """
-    B, V = logits.shape
+    B = logits.shape[0]
     x = finite(logits)
     heat = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (B,))[:, None]
     shifted = x - jnp.max(x, axis=-1, keepdims=True)
@@ -60,8 +60,7 @@ def sample(
             jnp.full(B, top_p, jnp.float32),
             jnp.full(B, min_p, jnp.float32),
         )
-    noise = jax.vmap(gumbel_noise, in_axes=(0, None))(keys, V)
-    tokens = jnp.argmax(jnp.where(heat > 0, scaled + noise, x), axis=-1).astype(jnp.int32)
+    tokens = gumbel_argmax(x, scaled, keys, heat[:, 0] > 0).astype(jnp.int32)
     return Sampled(tokens, _logprobs(shifted, tokens), _logprobs(scaled, tokens))
 
 

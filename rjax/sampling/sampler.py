@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float32, Int, Int32, Key, UInt32
 
 from rjax.sampling.params import SamplerMode
@@ -53,7 +54,7 @@ def sample(
     num_logprobs: int,
     processed_logprobs: bool = False,
     bitmask: UInt32[Array, "B W"] | None = None,
-    argmax: Argmax = first_largest,
+    argmax: Argmax | None = None,
 ) -> tuple[SampleResult, SamplingState]:
     """Sample one token for each live row and count it in the state.
 
@@ -75,7 +76,7 @@ def sample(
             the raw logits.
         bitmask: tokens that each row may take in this step, as in ``SamplingState.allowed``; used
             only in mode "full".
-        argmax: the argmax over V; an equivalent one where devices share V.
+        argmax: the argmax over V, which takes one exchange where devices share V.
     """
     num_slots = state.temperature.shape[0]
     rows = jax.tree.map(lambda field: field[jnp.where(live, slots, 0)], state)
@@ -84,7 +85,11 @@ def sample(
     x = process(logits, rows) if mode == "full" else finite(logits)
     # XLA removes it where it is not used. It holds loops, which XLA would not merge.
     y = scaled(x, rows, truncated=mode == "full")
-    tokens = argmax(x) if mode == "greedy" else _drawn(x, y, rows, argmax)
+    if mode == "greedy":
+        tokens = (argmax or first_largest)(x)
+    else:
+        keys = jax.vmap(step_key)(rows.key, rows.num_output)
+        tokens = gumbel_argmax(x, y, keys, rows.temperature > 0, argmax)
     tokens = jnp.where(live, tokens.astype(jnp.int32), -1)
 
     reported = logits
@@ -123,26 +128,64 @@ def scaled(
     return truncate(x, rows.top_k, rows.top_p, rows.min_p) if truncated else x
 
 
-def _drawn(
-    x: Float32[Array, "B V"], y: Float32[Array, "B V"], rows: SamplingState, argmax: Argmax
+def gumbel_argmax(
+    x: Float32[Array, "B V"],
+    y: Float32[Array, "B V"],
+    keys: Key[Array, " B"],
+    drawn: Bool[Array, " B"],
+    argmax: Argmax | None = None,
 ) -> Int[Array, " B"]:
-    """The argmax of ``x`` in greedy rows, a draw from the softmax of ``y`` in others."""
-    noise = jax.vmap(_noise, in_axes=(0, 0, None))(rows.key, rows.num_output, x.shape[-1])
-    return argmax(jnp.where(rows.temperature[:, None] > 0, y + noise, x))
+    """A draw from the softmax of ``y`` in drawn rows, the argmax of ``x`` in others.
+
+    A draw is the argmax of ``y`` plus Gumbel noise. Hashes take most of its time, and one gives the
+    noise of a pair of neighbouring tokens. The argmax is therefore over pairs, then in the best of
+    them; a given ``argmax`` is over all tokens.
+    """
+    B, V = x.shape
+    if argmax is not None:
+        noise = jax.vmap(gumbel_noise, in_axes=(0, None))(keys, V)
+        return argmax(jnp.where(drawn[:, None], y + noise, x))
+    fill = ((0, 0), (0, V % 2))
+    raw, scaled = (jnp.pad(z, fill, constant_values=-jnp.inf).reshape(B, -1, 2) for z in (x, y))
+
+    def scores(raw: Array, scaled: Array, pairs: Int[Array, "B N"]) -> list[Array]:
+        noise = jax.vmap(_pair_noise)(keys, pairs)
+        return [jnp.where(drawn[:, None], scaled[..., i] + noise[i], raw[..., i]) for i in range(2)]
+
+    first, second = scores(raw, scaled, jnp.broadcast_to(jnp.arange(raw.shape[1]), raw.shape[:2]))
+    best = first_largest(jnp.maximum(first, second))[:, None]
+    raw, scaled = (jnp.take_along_axis(z, best[..., None], axis=1) for z in (raw, scaled))
+    first, second = scores(raw, scaled, best)
+    return (2 * best + (second > first))[:, 0]
 
 
 def gumbel_noise(key: Key[Array, ""], V: int) -> Float32[Array, " V"]:
-    """Gumbel(0, 1) noise from one 32-bit word a token, so that V hashes are the whole cost.
+    """Gumbel(0, 1) noise of V tokens."""
+    pairs = _pair_noise(key, jnp.arange(-(-V // 2)))
+    return jnp.stack(pairs, axis=1).reshape(-1)[:V]
 
-    Noise ends at 22.9: tokens are drawn with their probabilities down to about 1e-9. The 23 bits of
+
+def _pair_noise(
+    key: Key[Array, ""], pairs: Int[Array, " N"]
+) -> tuple[Float32[Array, " N"], Float32[Array, " N"]]:
+    """Noise of the first and the second token of each pair, from one hash."""
+    first, second = jax.random.bits(key, (2,), jnp.uint32)
+    counts = jnp.concatenate([jnp.zeros(pairs.shape, jnp.uint32), pairs.astype(jnp.uint32)])
+    words = jnp.split(threefry_2x32((first, second), counts), 2)
+    return gumbel_quantile(words[0]), gumbel_quantile(words[1])
+
+
+def gumbel_quantile(words: UInt32[Array, " N"]) -> Float32[Array, " N"]:
+    """Gumbel(0, 1) noise of random words.
+
+    It ends at 22.9: tokens are drawn with their probabilities down to about 1e-9. The 23 bits of
     ``jax.random.gumbel`` distort those below 1e-6, and its mode "high" costs twice the hashes.
     """
-    bits = jax.random.bits(key, (V,), jnp.uint32)
     # The largest words round to 2**32, of which the noise would be -inf.
-    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    uniform = jnp.minimum((words.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     return -jnp.log(-jnp.log1p(-uniform))
 
 
-def _noise(key: UInt32[Array, "2"], position: Int32[Array, ""], V: int) -> Float32[Array, " V"]:
-    seeded = jax.random.wrap_key_data(key, impl="threefry2x32")
-    return gumbel_noise(jax.random.fold_in(seeded, position), V)
+def step_key(key: UInt32[Array, "2"], position: Int32[Array, ""]) -> Key[Array, ""]:
+    """The key of the draw of a sequence's next token."""
+    return jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), position)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.engine.llm_engine import LLMEngine
-from rjax.sampling.sampler import _noise
+from rjax.sampling.sampler import gumbel_noise, step_key
 from rjax.sampling.seeds import sequence_seed
 
 type Weights = Mapping[str, np.ndarray]
@@ -156,4 +156,5 @@ def draw_scores(
         return logits
     own = sequence_seed(seed, index)
     key = np.array([own >> 32, own & 0xFFFFFFFF], np.uint32)
-    return logits / temperature + np.asarray(_noise(jax.numpy.asarray(key), number, len(logits)))
+    noise = gumbel_noise(step_key(jax.numpy.asarray(key), number), len(logits))
+    return logits / temperature + np.asarray(noise)

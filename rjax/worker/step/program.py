@@ -18,7 +18,6 @@ from rjax.sampling import (
     SampleResult,
     SamplingState,
     TokenLogprobs,
-    first_largest,
     sample,
     token_logprobs,
 )
@@ -85,7 +84,7 @@ def compile_step(
             logits,
             None,
             features,
-            operations.argmax,
+            operations.argmax if mesh.size > 1 else None,
         )
         if traced is not None:
             traced(choices)
@@ -178,7 +177,7 @@ def _sampled(
     logits: Float32[Array, "B V"],
     bitmask: UInt32[Array, "B W"] | None,
     features: StepFeatures,
-    argmax: Argmax = first_largest,
+    argmax: Argmax | None = None,
 ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
     """Sample tokens from the logits."""
     drawn, sampling = sample(
