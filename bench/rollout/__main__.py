@@ -14,7 +14,9 @@ Prompts and weights are random, sampling is at temperature 1, and no token ends 
 end to end, with the prompts, after a run that is not timed. The floor is the roofline of the
 prompts and of decode steps with all rows in use at their mean length; see `bench.decode_step`.
 "Rows in use" counts the rows with a running sample in all steps; ``--tail-rows`` makes the last
-steps smaller.
+steps smaller. "Prompts at once" counts those whose samples run: where lengths differ, the last
+samples of many prompts run beside the first of others, and samples that are longer than the mean
+run for longer, so that a step reads more KV.
 """
 
 import argparse
@@ -57,6 +59,7 @@ COLUMNS = {
     "floor_per_s": "floor, tokens/s",
     "share": "/ floor",
     "in_use": "rows in use",
+    "prompts_at_once": "prompts at once",
     "ratio": "/ equal lengths",
 }
 _GROUP_TOKENS = 2  # of the run before the timed one
@@ -191,7 +194,9 @@ def measure(
 
     def row(through: str, load: Load, times: list[float], equal: float | None = None) -> float:
         seconds, tokens = statistics.median(times), int(load.lengths.sum())
-        rate, floor = tokens / seconds, tokens / floor_seconds(config, load, ceilings)
+        counted = simulate(load, options.page_size)
+        floor = tokens / floor_seconds(config, load, counted.prompts, ceilings)
+        rate = tokens / seconds
         prompts, n = load.lengths.shape
         even = load.lengths.min() == load.lengths.max()
         mean = f"lognormal, mean {load.lengths.mean():.0f}, most {load.lengths.max()}"
@@ -209,7 +214,8 @@ def measure(
                 "output_per_s": rate,
                 "floor_per_s": floor,
                 "share": rate / floor,
-                "in_use": simulate(load, options.page_size).in_use,
+                "in_use": counted.in_use,
+                "prompts_at_once": counted.prompts,
                 "ratio": None if equal is None else rate / equal,
                 "all_seconds": times,
             }
@@ -270,8 +276,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--tail-rows",
         type=wholes(1),
-        default=[128, 32],
-        help="of refill, rows of the last steps (default: 128,32)",
+        default=[256, 128, 64, 32],
+        help="of refill, rows of the last steps (default: 256,128,64,32)",
     )
     p.add_argument("--num-pages", type=whole(1), help="of refill; default: by counting")
     p.add_argument(
@@ -317,8 +323,8 @@ def print_simulation(options: argparse.Namespace) -> None:
         counted = simulate(load, options.page_size)
         rows.append({"lengths": name, "tokens": int(load.lengths.sum())})
         rows[-1] |= dataclasses.asdict(counted)
-    columns = {"lengths": "lengths", "tokens": "tokens", "steps": "steps"}
-    print(text(rows, columns | {"in_use": "rows in use", "pages": "pages"}))
+    columns = {"lengths": "lengths", "tokens": "tokens", "steps": "steps", "in_use": "rows in use"}
+    print(text(rows, columns | {"prompts": "prompts at once", "pages": "pages"}))
 
 
 if __name__ == "__main__":

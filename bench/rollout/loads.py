@@ -42,11 +42,13 @@ class Simulated:
     Attributes:
         steps: decode steps.
         in_use: share of the rows of all steps that have a running sample.
+        prompts: prompts whose samples run at once, the mean of all tokens.
         pages: most pages that are held at once.
     """
 
     steps: int
     in_use: float
+    prompts: float
     pages: int
 
 
@@ -75,7 +77,7 @@ def simulate(load: Load, page_size: int) -> Simulated:
     drawn = np.zeros(load.rows, int)
     left = np.full(load.lengths.shape[0], n)  # samples of each prompt that have not ended
     prompt_pages = -(-load.prompt_tokens // page_size)
-    waiting, steps, used, offered, pages = 0, 0, 0, 0, 0
+    waiting, steps, used, offered, pages, read = 0, 0, 0, 0, 0, 0
     while waiting < lengths.size or (job >= 0).any():
         free = np.flatnonzero(job < 0)
         starts = min(free.size, lengths.size - waiting)
@@ -85,6 +87,7 @@ def simulate(load: Load, page_size: int) -> Simulated:
             waiting += starts
         running = job >= 0
         count = int(running.sum())
+        read += count * np.unique(job[running] // n).size
         fewer = [rows for rows in load.tail_rows if rows >= count and waiting == lengths.size]
         drawn[running] += 1
         own = (load.prompt_tokens % page_size + drawn[running] - 2) // page_size + 1
@@ -94,18 +97,18 @@ def simulate(load: Load, page_size: int) -> Simulated:
         ended = running & (drawn >= lengths[np.maximum(job, 0)])
         np.subtract.at(left, job[ended] // n, 1)
         job[ended] = -1
-    return Simulated(steps, used / offered, pages)
+    return Simulated(steps, used / offered, read / used, pages)
 
 
-def floor_seconds(config: ModelConfig, load: Load, ceilings: Ceilings) -> float:
+def floor_seconds(
+    config: ModelConfig, load: Load, prompts_at_once: float, ceilings: Ceilings
+) -> float:
     """The roofline of all prompts, and of decode steps with all rows in use."""
     dtype = jnp.dtype(config.dtype)
-    prompts, n = load.lengths.shape
-    Q, own = load.prompt_tokens, load.mean_context
-    at_once = min(prompts, -(-load.rows // n))
+    prompts, Q, own = load.lengths.shape[0], load.prompt_tokens, load.mean_context
     step = 0.0
     for stage in stages(config, DecodeCase(load.rows, Q, own), dtype):
-        groups = at_once if stage.name == "attention to shared tokens" else 1
+        groups = prompts_at_once if stage.name == "attention to shared tokens" else 1
         step += ceilings.seconds(groups * stage.moved, stage.flops)
     prefill = 0.0
     for stage in stages(config, DecodeCase(Q, 0, Q), dtype):

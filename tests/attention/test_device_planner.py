@@ -177,7 +177,7 @@ def test_all_pages_of_a_shared_prefix_are_read_once():
 
 
 @pytest.mark.parametrize(
-    ("rows", "max_context", "splits"), [(512, 2560, 4), (512, 4096, 8), (64, 32768, 8), (8, 512, 1)]
+    ("rows", "max_context", "splits"), [(512, 2560, 4), (512, 4096, 4), (64, 2560, 1), (8, 512, 1)]
 )
 def test_splits_of_prefixes_leave_items_for_a_whole_device(rows, max_context, splits):
     policy = SplitPolicy(min_multi_row_items=16, single_row_lanes=33, item_overhead=64)

@@ -24,6 +24,7 @@ def test_counting_fills_rows_in_order():
     found = simulate(Load(lengths, 8, 2), 4)
     # rows hold samples (0, 1), (2, 1), (2, 1), (3, 1), (3,): four samples of nine tokens
     assert (found.steps, found.in_use) == (5, 9 / 10)
+    assert found.prompts == (2 * 1 + 3 * 2 * 2 + 1 * 1) / 9
     assert found.pages == 2 * 2 + 2
     fewer = simulate(Load(lengths, 8, 2, (1,)), 4)
     assert (fewer.steps, fewer.in_use) == (5, 1.0)
@@ -40,12 +41,16 @@ def test_most_rows_are_in_use_with_a_long_queue():
 def test_the_floor_of_groups_is_above_the_target():
     config = config_from_dict(SHAPES["llama-3-8b"])
     group = Load(np.full((8, 64), 512, np.int32), 2048, 512)
-    rate = group.lengths.sum() / floor_seconds(config, group, Ceilings(4.3e12, 790e12))
-    assert 28_000 < rate < 38_000
+    ceilings = Ceilings(4.3e12, 790e12)
+    seconds = floor_seconds(config, group, 8, ceilings)
+    assert 28_000 < group.lengths.sum() / seconds < 38_000
     shorter = Load(group.lengths // 2, 2048, 512)
-    assert (
-        floor_seconds(config, shorter, Ceilings(4.3e12, 790e12)) < 0.6 * group.lengths.sum() / rate
-    )
+    assert floor_seconds(config, shorter, 8, ceilings) < 0.6 * seconds
+    # 268 MB of each of 36 prompts; those of 8 take less time than the arithmetic.
+    more = floor_seconds(config, group, 36, ceilings) - seconds
+    read = 512 * 2048 * 2**17 / 4.3e12
+    assert 28 * read > more > 20 * read
+    assert floor_seconds(config, group, 37, ceilings) - seconds == pytest.approx(more + read)
 
 
 def measured(path, monkeypatch, what):

@@ -16,6 +16,10 @@ MAX_COALESCED_SPLITS = 16
 """Splits of one multi-row item at most, because a longer item would finish last. Longer items are
 allowed where a run of tokens would otherwise become more than this many items."""
 
+MAX_PREFIX_SPLITS = 4
+"""Splits of a prefix that are one item at most. Longer items merge hardly fewer results, and where
+prefixes are many some lanes get one more of them."""
+
 _BALANCED_ROUNDS = 4  # last rounds that are balanced one by one; earlier imbalance is small
 
 
@@ -108,14 +112,14 @@ def prefix_split_size(
 ) -> int:
     """Tokens of a split of a prefix, for a plan whose splits do not depend on the batch.
 
-    Takes the largest power of two of ``tokens`` that ``MAX_COALESCED_SPLITS`` allows and that
-    leaves twice ``min_multi_row_items`` items where all rows share ``max_context`` tokens.
+    Takes the largest power of two of ``tokens`` that ``MAX_PREFIX_SPLITS`` allows and that leaves
+    twice ``min_multi_row_items`` items where all rows share ``max_context`` tokens.
     """
     if split_policy is None:
         return tokens
     splits, factor = math.ceil(max_context / tokens), 1
     items, least = math.ceil(rows / tile_rows) * splits, 2 * split_policy.min_multi_row_items
-    while 2 * factor <= min(splits, MAX_COALESCED_SPLITS) and items >= 2 * factor * least:
+    while 2 * factor <= min(splits, MAX_PREFIX_SPLITS) and items >= 2 * factor * least:
         factor *= 2
     return factor * tokens
 
