@@ -78,7 +78,7 @@ def test_long_splits_of_prompts_change_no_token(relay):
     setup, weights = prepared(relay=relay, kv_split_size=8)
     coarse = dataclasses.replace(setup.backend.tuning, split_policy=SplitPolicy(1, 1, 8))
     setup = dataclasses.replace(setup, backend=dataclasses.replace(setup.backend, tuning=coarse))
-    assert setup.plan_shape(512, 512, prefixes=True).prefix_split_size == 64
+    assert setup.plan_shape(512, 512, prefixes=True).prefix_split_size == 32
     run = functools.partial(
         functional.rollout, setup, samples=SAMPLES, max_new_tokens=NEW, end_token=7
     )
