@@ -37,7 +37,8 @@ def test_errors_are_within_those_kept(name, dtype):
             assert found[path][statistic] <= MARGIN * kept[path][statistic], path
         # Without an error the numbers would not be of this dtype.
         assert found[path]["mean"] >= kept[path]["mean"] / 3
-    assert found["decode - prefill"]["max"] <= MARGIN * kept["prefill"]["max"]
+    most = max(kept[path]["max"] for path in ("prefill", "decode"))
+    assert found["decode - prefill"]["max"] <= MARGIN * most
 
 
 def test_every_kept_error_says_how_exact_its_dtype_is():
