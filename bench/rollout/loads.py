@@ -42,7 +42,7 @@ class Simulated:
     Attributes:
         steps: decode steps.
         in_use: share of the rows of all steps that have a running sample.
-        prompts: prompts whose samples run at once, the mean of all tokens.
+        prompts: prompts whose samples run at once; the mean over all new tokens.
         pages: most pages that are held at once.
     """
 

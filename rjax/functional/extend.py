@@ -98,8 +98,8 @@ def forward(
             continue that of the slot, or begin one where a row has no token before.
         writes: rows whose KV is written; that of the others is in their pages already. None writes
             all. States are of all tokens.
-        prefixes: of single tokens, the tokens at the beginning of each row's sequence that other
-            rows may share, in whole pages. None shares whole KV splits.
+        prefixes: tokens of each row's prefix, which other rows may share; a multiple of the page
+            size. Only for steps of one token a row. None shares whole KV splits only.
 
     Returns:
         The model, the hidden states of the T = B * Q tokens, and the caches.

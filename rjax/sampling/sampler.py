@@ -76,7 +76,7 @@ def sample(
             the raw logits.
         bitmask: tokens that each row may take in this step, as in ``SamplingState.allowed``; used
             only in mode "full".
-        argmax: the argmax over V, which takes one exchange where devices share V.
+        argmax: the argmax over V, for devices that share V; None if each has all of it.
     """
     num_slots = state.temperature.shape[0]
     rows = jax.tree.map(lambda field: field[jnp.where(live, slots, 0)], state)

@@ -197,6 +197,11 @@ def test_shapes_that_do_not_fit_are_refused():
         plan_on_device(
             table, ones, ones, page_size=S, shape=DECODE, sharing="on", prefix_len=ones * S
         )
+    chunks = dataclasses.replace(CHUNKS, prefix_split_size=32)
+    with pytest.raises(ValueError, match="prefix_len is given for 48 rows of 8 sequences"):
+        plan_on_device(
+            table, ones, ones, page_size=S, shape=chunks, sharing="on", prefix_len=ones * S
+        )
 
 
 def test_cuts_that_are_to_be_joined_are_refused():

@@ -197,7 +197,7 @@ def test_noise_of_a_word_is_the_quantile_at_it(word):
 @pytest.mark.parametrize("argmax", [None, first_largest])
 @pytest.mark.parametrize("V", [1, 2, 61, 128])
 def test_a_draw_is_the_argmax_of_scores_and_noise(V, argmax):
-    """Of rows that draw and of greedy ones, whose equal logits are many."""
+    """Drawn rows, and greedy rows with many equal logits."""
     B, rng = 64, np.random.default_rng(V)
     keys, drawn = jax.random.split(jax.random.key(3), B), np.arange(B) % 3 > 0
     x = rng.integers(0, 4, (B, V)).astype(np.float32)

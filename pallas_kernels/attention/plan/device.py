@@ -37,16 +37,17 @@ def plan_on_device(
         shape: ``shape.seqs`` is B and ``shape.rows`` a multiple of it; ``split_policy`` is None.
         sharing: which shared splits are read once, see ``plan_attention``. Only steps of one row a
             sequence share. A prompt chunk reads its own table, its rows in tiles.
-        prefix_len: tokens at the beginning of each sequence, in whole pages, at whose end it is
-            split, so that all of a shared prefix is read once. A row's splits then depend on its
-            prefix and its length, not on the other rows. Only of steps of one row a sequence, and
-            with ``shape.prefix_split_size``.
+        prefix_len: tokens of each sequence's prefix, a multiple of the page size. A sequence is
+            split at the end of its prefix, so that all of a shared prefix is read once. A row's
+            splits depend on its prefix and its length, not on the other rows. Only for steps of one
+            row a sequence, with ``shape.prefix_split_size``.
 
     Returns:
         A plan that covers each visible (row, token) pair once, like the host planner's.
 
     Raises:
-        ValueError: shapes that do not fit each other, or a shape that coalesces splits.
+        ValueError: shapes that do not fit each other, a shape that coalesces splits, or prefixes of
+            prompt chunks.
     """
     B = page_table.shape[0]
     if shape.split_policy is not None:
@@ -68,7 +69,11 @@ def plan_on_device(
     if shape.rows == B:
         split = _splits(shape, prefix_len)
         return _plan_decode(page_table, query_len, context_len, page_size, shape, sharing, *split)
-    assert prefix_len is None
+    if prefix_len is not None:
+        raise ValueError(
+            f"prefix_len is given for {shape.rows} rows of {B} sequences; leave it out where a "
+            "sequence has more than one row"
+        )
     return _plan_chunks(query_len, context_len, shape)
 
 
@@ -190,8 +195,8 @@ def _compact(
     place = jnp.cumsum(keep, dtype=jnp.int32) - 1
     target = jnp.where(keep, place, capacity)
 
+    # All fields in one array take one scatter.
     fields = (found.row_start, found.row_count, found.table_row, found.kv_start, found.kv_stop)
-    # One array, so that one scatter moves them all.
     packed = jnp.zeros((len(fields), capacity), jnp.int32)
     packed = packed.at[:, target].set(jnp.stack(fields).astype(jnp.int32), mode="drop")
     items = WorkList(

@@ -79,9 +79,9 @@ class PlanShape:
             multiple of ``kv_split_size``.
         window: sliding window of the layers that the plan serves, in tokens; None for full
             attention. No item reads a split that is outside the windows of all its rows.
-        prefix_split_size: of the device planner, for sequences with prefixes: each is split at
-            multiples of this many tokens up to the end of its prefix, and from there at multiples
-            of ``kv_split_size``.
+        prefix_split_size: tokens of a split of a prefix, in the device planner only. A sequence is
+            split at multiples of it up to the end of its prefix, and at multiples of
+            ``kv_split_size`` counted from there. None for sequences without prefixes.
     """
 
     rows: int

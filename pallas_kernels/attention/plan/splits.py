@@ -17,8 +17,8 @@ MAX_COALESCED_SPLITS = 16
 allowed where a run of tokens would otherwise become more than this many items."""
 
 MAX_PREFIX_SPLITS = 4
-"""Splits of a prefix that are one item at most. Longer items merge hardly fewer results, and where
-prefixes are many some lanes get one more of them."""
+"""Most KV splits in one split of a prefix. Longer items save few partial results, and with many
+prefixes the loads of the lanes differ more."""
 
 _BALANCED_ROUNDS = 4  # last rounds that are balanced one by one; earlier imbalance is small
 
